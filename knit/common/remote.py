@@ -24,8 +24,8 @@ def call(ref: Any, timeout_s: float, what: str) -> Any:
         raise _readable(error, what) from error
 
 
-async def acall(ref: Any, timeout_s: float, what: str) -> Any:
-    """The asynchronous twin of :func:`call`."""
+async def acall(ref: Any, timeout_s: float | None, what: str) -> Any:
+    """The asynchronous twin of :func:`call`; ``timeout_s=None`` is for waits that something else ends."""
     import ray
 
     try:

@@ -1,0 +1,168 @@
+"""Ray and the two placement groups of a run, each with a deadline and numbers in its errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from knit.common.net import free_port
+from knit.common.procs import tail
+from knit.common.remote import ActorLostError, acall
+from knit.config.schema import ClusterConf
+from knit.errors import ConfigError, RunError
+
+Bundle = dict[str, float]
+
+# Two real cores may carry a dozen processes: one thread each, and no CUDA probing where there is none.
+ACTOR_ENV = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One bundle of a placement group: where an actor is put."""
+
+    group: PlacementGroup
+    index: int
+    resources: Bundle
+
+    def options(self, **extra: Any) -> dict[str, Any]:
+        """Arguments for ``Actor.options``: the bundle's whole share, never restarted behind our back."""
+        return {
+            "num_cpus": self.resources.get("CPU", 0),
+            "num_gpus": self.resources.get("GPU", 0),
+            "max_restarts": 0,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self.group, placement_group_bundle_index=self.index
+            ),
+            **extra,
+        }
+
+
+class Cluster:
+    """A Ray cluster that was started for this run, or joined. ``close`` ends only what was started."""
+
+    def __init__(self, conf: ClusterConf) -> None:
+        self._conf = conf
+        self._groups: list[PlacementGroup] = []
+        self._connect()
+
+    def _connect(self) -> None:
+        common: dict[str, Any] = {
+            "log_to_driver": False,
+            "logging_level": logging.ERROR,
+            "runtime_env": {"env_vars": ACTOR_ENV},
+        }
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if self._conf.address:
+            try:
+                ray.init(address=self._conf.address, **common)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise RunError(f"cluster.address={self._conf.address}: cannot join ({error})") from error
+            return
+        local = {
+            "address": "local",
+            "num_cpus": self._conf.num_cpus,
+            "object_store_memory": int(self._conf.object_store_gb * 2**30),
+            "include_dashboard": False,
+        }
+        for attempt in range(2):  # the metrics port can be taken between its choice and its use
+            try:
+                ray.init(**local, _metrics_export_port=free_port(), **common)
+                return
+            except (RuntimeError, ValueError, ConnectionError, TimeoutError) as error:
+                ray.shutdown()
+                if attempt:
+                    raise RunError(f"cannot start a local Ray: {error}") from error
+
+    def reserve(self, wanted: Mapping[str, Sequence[Bundle]]) -> dict[str, list[Slot]]:
+        """One placement group per entry, all of them ready. Raises ConfigError when they can never fit."""
+        self._check_fits(wanted)
+        groups = {
+            name: placement_group(list(bundles), strategy="PACK", name=f"knit-{name}-{os.getpid()}")
+            for name, bundles in wanted.items()
+        }
+        self._groups += groups.values()
+        deadline = time.monotonic() + self._conf.start_timeout_s
+        for name, group in groups.items():
+            if not group.wait(max(deadline - time.monotonic(), 0.1)):
+                raise RunError(
+                    f"placement group {name} got no resources within cluster.start_timeout_s="
+                    f"{self._conf.start_timeout_s:g}: wants {_total(wanted[name])}, "
+                    f"free are {_rounded(ray.available_resources())}"
+                )
+        return {n: [Slot(g, i, dict(b)) for i, b in enumerate(wanted[n])] for n, g in groups.items()}
+
+    def _check_fits(self, wanted: Mapping[str, Sequence[Bundle]]) -> None:
+        have = ray.cluster_resources()
+        for resource, amount in _total([b for bundles in wanted.values() for b in bundles]).items():
+            if amount > have.get(resource, 0):
+                parts = ", ".join(f"{n} {_total(b).get(resource, 0):g}" for n, b in wanted.items())
+                raise ConfigError(
+                    f"the placement groups want {amount:g} {resource} ({parts}), the cluster has "
+                    f"{have.get(resource, 0):g}; lower engine.count, rollout.workers or parallel sizes, or add nodes "
+                    f"(cluster.num_cpus for a local Ray)"
+                )
+
+    def close(self) -> None:
+        if not ray.is_initialized():
+            return
+        for group in self._groups:
+            remove_placement_group(group)
+        self._groups.clear()
+        ray.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An actor of this run, with the name and the log that its errors show."""
+
+    name: str
+    handle: Any
+    log_path: Path
+
+    async def call(self, method: str, *args: Any, timeout_s: float | None) -> Any:
+        """Calls the actor; its death raises RunError with its name and the end of its log."""
+        try:
+            return await acall(getattr(self.handle, method).remote(*args), timeout_s, f"{self.name}.{method}")
+        except ActorLostError:
+            raise self.obituary(f"during {method}") from None
+
+    async def watch(self, interval_s: float) -> None:
+        """Returns never; raises as soon as the actor's process is seen dead, however idle the run is."""
+        while True:
+            try:
+                await acall(self.handle.__ray_ready__.remote(), None, self.name)
+            except ActorLostError:
+                raise self.obituary("while it was being watched") from None
+            await asyncio.sleep(interval_s)
+
+    def obituary(self, when: str) -> RunError:
+        end = textwrap.indent(tail(self.log_path, 20) or "(its log is empty)", "    ")
+        return RunError(f"{self.name} died {when}; end of {self.log_path}:\n{end}")
+
+    def kill(self) -> None:
+        ray.kill(self.handle)
+
+
+def _total(bundles: Sequence[Bundle]) -> Bundle:
+    total: Bundle = {}
+    for bundle in bundles:
+        for resource, amount in bundle.items():
+            total[resource] = total.get(resource, 0) + amount
+    return total
+
+
+def _rounded(resources: dict[str, float]) -> Bundle:
+    return {k: round(v, 1) for k, v in resources.items() if k in ("CPU", "GPU")}
