@@ -7,14 +7,38 @@ Python paths are written ``package.module:name``.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from omegaconf import MISSING
 
 
+class Group:
+    """A group of settings. Once sealed it cannot be written to, in this process or after pickling."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.__dict__.get("_sealed"):
+            raise AttributeError(f"the configuration is read-only: {type(self).__name__}.{name} cannot be set")
+        super().__setattr__(name, value)
+
+
+G = TypeVar("G", bound=Group)
+
+
+def seal(group: G) -> G:
+    """Makes a group and all groups inside it read-only; returns it."""
+    for setting in dataclasses.fields(group):  # type: ignore[arg-type]
+        value = getattr(group, setting.name)
+        for inner in value if isinstance(value, list) else [value]:
+            if isinstance(inner, Group):
+                seal(inner)
+    group.__dict__["_sealed"] = True
+    return group
+
+
 @dataclass
-class ClusterConf:
+class ClusterConf(Group):
     address: str | None = None
     """Address of a running Ray cluster to join; null starts a local one that ends with the run."""
     placement: str = "disaggregated"
@@ -24,12 +48,13 @@ class ClusterConf:
     num_cpus: int = 12
     """Logical CPU slots of the local Ray (no pinning: the tiny run shares two real cores)."""
     object_store_gb: float = 2.0
+    """Size of the local Ray object store."""
     start_timeout_s: float = 180.0
     """Deadline for Ray, placement groups and actors, each."""
 
 
 @dataclass
-class ModelConf:
+class ModelConf(Group):
     path: str | None = None
     """Folder of a Hugging Face model (config.json, safetensors, tokenizer.json); null where ``prepare`` makes it."""
     dtype: str = "float32"
@@ -39,7 +64,7 @@ class ModelConf:
 
 
 @dataclass
-class EngineConf:
+class EngineConf(Group):
     count: int = 1
     """SGLang servers."""
     tp: int = 1
@@ -63,7 +88,7 @@ class EngineConf:
 
 
 @dataclass
-class RolloutConf:
+class RolloutConf(Group):
     workers: int = 1
     """Rollout worker processes."""
     concurrency: int = 128
@@ -97,7 +122,7 @@ class RolloutConf:
 
 
 @dataclass
-class SourceConf:
+class SourceConf(Group):
     name: str = MISSING
     """Name in quotas, metrics and overrides (``sources.<name>.ratio=0.5``)."""
     path: str | None = None
@@ -123,7 +148,7 @@ class SourceConf:
 
 
 @dataclass
-class BatchConf:
+class BatchConf(Group):
     size: int = 256
     """Trajectories per train batch."""
     mini_batches: int = 4
@@ -135,7 +160,7 @@ class BatchConf:
 
 
 @dataclass
-class AdmissionConf:
+class AdmissionConf(Group):
     policy: str = "progressive"
     """train_batch | on_completion | linear | no_guards | progressive | balanced"""
     schedule: Any = "relaxed"
@@ -157,7 +182,7 @@ class AdmissionConf:
 
 
 @dataclass
-class StoreConf:
+class StoreConf(Group):
     backend: str = "ray"
     """ray: the Ray object store."""
     max_gb: float = 1.0
@@ -167,13 +192,13 @@ class StoreConf:
 
 
 @dataclass
-class FeedConf:
+class FeedConf(Group):
     timeout_s: float = 120.0
     """Deadline of fetching and packing one chunk."""
 
 
 @dataclass
-class AlgorithmConf:
+class AlgorithmConf(Group):
     name: str = "grpo"
     """grpo"""
     advantage: str = "knit.rollout.groups:grpo_advantages"
@@ -195,7 +220,7 @@ class AlgorithmConf:
 
 
 @dataclass
-class OptimConf:
+class OptimConf(Group):
     lr: float = 1e-6
     """Peak learning rate."""
     min_lr: float = 0.0
@@ -217,7 +242,7 @@ class OptimConf:
 
 
 @dataclass
-class ParallelConf:
+class ParallelConf(Group):
     tp: int = 1
     """Tensor parallel size of training."""
     dp: int = 1
@@ -231,7 +256,7 @@ class ParallelConf:
 
 
 @dataclass
-class SyncConf:
+class SyncConf(Group):
     transport: str = "distributed"
     """distributed | disk"""
     bucket_mb: float = 512.0
@@ -243,7 +268,7 @@ class SyncConf:
 
 
 @dataclass
-class EvalConf:
+class EvalConf(Group):
     before: bool = False
     """Evaluate the initial weights."""
     after: bool = False
@@ -267,7 +292,7 @@ class EvalConf:
 
 
 @dataclass
-class FaultConf:
+class FaultConf(Group):
     max_engine_restarts: int = 3
     """Restarts of one server before the run gives up."""
     health_interval_s: float = 2.0
@@ -277,7 +302,7 @@ class FaultConf:
 
 
 @dataclass
-class TrackConf:
+class TrackConf(Group):
     dir: str | None = None
     """Run directory; null: runs/<recipe>-<time>."""
     wandb: str = "offline"
@@ -291,7 +316,7 @@ class TrackConf:
 
 
 @dataclass
-class DebugConf:
+class DebugConf(Group):
     mode: str = "none"
     """none | rollout_only (dumps admitted trajectories) | train_only (trains on a dump)"""
     dump: str | None = None
@@ -299,7 +324,7 @@ class DebugConf:
 
 
 @dataclass
-class KnitConf:
+class KnitConf(Group):
     recipe_name: str = "custom"
     """Set by ``recipe=NAME``; part of the run directory's name."""
     prepare: str | None = None
