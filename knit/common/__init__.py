@@ -1,1 +1,1 @@
-"""Small helpers that every room may use: Python paths, JSONL, processes, ports. Standard library plus psutil and orjson."""
+"""Small helpers that every room may use: Python paths, JSON lines, processes, ports."""

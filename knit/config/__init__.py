@@ -1,0 +1,1 @@
+"""The typed configuration of a run: schema, loading, rules, derived values."""

@@ -141,7 +141,8 @@ def _readable_errors(recipe: str | None) -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         if recipe and not _is_file(recipe) and recipe not in recipe_names():
             known = ", ".join(recipe_names())
-            raise ConfigError(f"recipe={recipe} is not a recipe; there are: {known}; or give the path of a YAML file")
+            known_or_file = f"there are: {known}; or give the path of a YAML file"
+            raise ConfigError(f"recipe={recipe} is not a recipe; {known_or_file}") from error
         reason = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
         raise ConfigError(f"recipe={recipe}: {reason}") from error
 

@@ -1,0 +1,59 @@
+"""Looks into Python source files without importing them: the loss imports torch, the driver must not."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from knit.common.paths import search_here, split_path
+from knit.errors import ConfigError
+
+
+def missing_name(path: str) -> str | None:
+    """Why ``package.module:name`` cannot be there, in a few words; None when it is (or only an import can tell)."""
+    try:
+        module, name = split_path(path)
+    except ConfigError:
+        return "write it as package.module:name"
+    source = find_source(module)
+    if source is None:
+        return f"there is no module {module} (searched: the working directory, PYTHONPATH and what is installed)"
+    if source.suffix != ".py":
+        return None  # built in, or compiled
+    try:
+        names = _top_level_names(ast.parse(source.read_bytes()))
+    except SyntaxError as error:
+        return f"{source}, line {error.lineno}: {error.msg}"
+    first = name.split(".")[0]
+    return None if first in names or "*" in names else f"{source} has no {first}"
+
+
+def find_source(module: str) -> Path | None:
+    """The file of a module; packages above it are not imported. ``Path()`` for what has no file."""
+    search_here()
+    if module in sys.builtin_module_names:
+        return Path()
+    folders: list[str] | None = None
+    found = Path()
+    parts = module.split(".")
+    for depth, _ in enumerate(parts, start=1):
+        spec = PathFinder.find_spec(".".join(parts[:depth]), folders)
+        if spec is None:
+            return None
+        found = Path(spec.origin) if spec.origin else Path()
+        folders = list(spec.submodule_search_locations or ())
+    return found
+
+
+def _top_level_names(tree: ast.Module) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(tree):  # also inside if and try: deeper ones only make it more lenient
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
