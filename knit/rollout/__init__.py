@@ -1,0 +1,1 @@
+"""Rollout: SGLang engines, their client, agent loops, rewards, groups and prompt sources. No torch here."""
