@@ -48,4 +48,11 @@ class StoreFullError(StoreError):
 
 
 class PublishError(RunError):
-    """A weight publish failed; names the engine that did not confirm and the version it kept."""
+    """A weight publish failed; names the engine that did not confirm and the version it kept.
+
+    ``failed`` are the engines at fault (restart them, or leave them out), ``confirmed`` those that run on
+    the new version already.
+    """
+
+    failed: tuple[str, ...] = ()
+    confirmed: tuple[str, ...] = ()
