@@ -124,6 +124,17 @@ class Cluster:
         ray.shutdown()
 
 
+class MemberDiedError(RunError):
+    """The process of an actor is gone; the message has its name and the end of its log."""
+
+
+def spawn(cls: type, slot: Slot, name: str, logs: Path, *args: Any, **options: Any) -> Member:
+    """Creates the actor ``cls(log_path, *args)`` in ``slot``; it is being started when this returns."""
+    log_path = logs / f"{name}.log"
+    handle = ray.remote(cls).options(**slot.options(**options)).remote(str(log_path), *args)
+    return Member(name, handle, log_path)
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """An actor of this run, with the name and the log that its errors show."""
@@ -133,7 +144,7 @@ class Member:
     log_path: Path
 
     async def call(self, method: str, *args: Any, timeout_s: float | None) -> Any:
-        """Calls the actor; its death raises RunError with its name and the end of its log."""
+        """Calls the actor; its death raises MemberDiedError with its name and the end of its log."""
         try:
             return await acall(getattr(self.handle, method).remote(*args), timeout_s, f"{self.name}.{method}")
         except ActorLostError:
@@ -148,9 +159,9 @@ class Member:
                 raise self.obituary("while it was being watched") from None
             await asyncio.sleep(interval_s)
 
-    def obituary(self, when: str) -> RunError:
+    def obituary(self, when: str) -> MemberDiedError:
         end = textwrap.indent(tail(self.log_path, 20) or "(its log is empty)", "    ")
-        return RunError(f"{self.name} died {when}; end of {self.log_path}:\n{end}")
+        return MemberDiedError(f"{self.name} died {when}; end of {self.log_path}:\n{end}")
 
     def kill(self) -> None:
         ray.kill(self.handle)

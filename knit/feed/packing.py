@@ -81,3 +81,21 @@ def _row(ref: SequenceRef, fields: Fields) -> dict[str, Array]:
 def _shift(array: Array, fill: float) -> Array:
     """Value of the next token at every position; ``fill`` at the last."""
     return np.append(array[1:], np.asarray([fill], array.dtype))
+
+
+def tokens_only(sequences: Sequence[Sequence[int]]) -> PackedMicro:
+    """Sequences to be scored, not trained: labels are set, weights and everything about sampling are zero."""
+    rows = [np.asarray(s, np.int64) for s in sequences]
+    total = sum(len(r) for r in rows)
+    zeros = np.zeros(total, np.float32)
+    return PackedMicro(
+        tokens=np.concatenate(rows),
+        positions=np.concatenate([np.arange(len(r)) for r in rows]),
+        cu_seqlens=np.cumsum([0] + [len(r) for r in rows]).astype(np.int32),
+        labels=np.concatenate([_shift(r, 0) for r in rows]),
+        mask=zeros,
+        rollout_logprobs=zeros,
+        advantages=zeros,
+        weights=zeros,
+        versions=np.full(total, -1, np.int32),
+    )

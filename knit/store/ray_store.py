@@ -23,9 +23,8 @@ from knit.store.unit import Fields, Read, Receipt, Unit, receipt, select, verify
 BACKEND = "ray"
 
 
-@ray.remote(num_cpus=0)
 class PayloadKeeper:
-    """Owns the payload objects of one node."""
+    """Owns the payload objects of one node. Wrap it with ``ray.remote``."""
 
     def __init__(self, log_path: str, max_bytes: int) -> None:
         redirect_output(log_path)

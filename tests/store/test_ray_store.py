@@ -11,7 +11,7 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture
 def store(ray_session, tmp_path):
-    keeper = PayloadKeeper.remote(str(tmp_path / "keeper.log"), 4096)
+    keeper = ray.remote(num_cpus=0)(PayloadKeeper).remote(str(tmp_path / "keeper.log"), 4096)
     yield RayStore(keeper, timeout_s=2.0)
     ray.kill(keeper)
 
