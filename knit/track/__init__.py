@@ -1,0 +1,1 @@
+"""What a run reports: metric names, JSON lines, wandb, console, summary, the run directory."""
