@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,6 +64,11 @@ class Crew:
     async def sample(self, method: str, *args: Any, timeout_s: float = CONTROL_S) -> list[Any]:
         """The same call on every rollout worker."""
         return await fan_out(list(self.workers.values()), method, *args, timeout_s=timeout_s)
+
+    async def sample_each(self, method: str, args: Sequence[tuple[Any, ...]], *, timeout_s: float) -> list[Any]:
+        """A call to every rollout worker, each with its own arguments."""
+        pairs = zip(self.workers.values(), args, strict=True)
+        return list(await asyncio.gather(*(m.call(method, *a, timeout_s=timeout_s) for m, a in pairs)))
 
     async def published(self) -> tuple[Path, int]:
         """Folder and version of the weights last published; the initial ones are version 0."""

@@ -129,6 +129,8 @@ class SourceConf(Group):
     """JSONL or parquet file; unused by prompt sources that make their own prompts."""
     ratio: float = 0.0
     """Share of the train batch that this source is guaranteed; what the ratios leave is filled freely."""
+    max_ratio: float = 1.0
+    """Largest share of the train batch that this source may take."""
     reward: str = MISSING
     """Python path of ``f(sample) -> float`` (or async)."""
     prompt_source: str = "knit.rollout.prompts:FileSource"
@@ -160,13 +162,29 @@ class BatchConf(Group):
 
 
 @dataclass
+class QuotaConf(Group):
+    name: str = MISSING
+    """Of the quota group, in metrics and messages."""
+    by: str = MISSING
+    """Python path of ``f(meta: TrajectoryMeta) -> str``: the class of a trajectory."""
+    minima: dict[str, Any] = field(default_factory=dict)
+    """Class -> least share of the train batch (a float) or least count (an integer)."""
+    maxima: dict[str, Any] = field(default_factory=dict)
+    """Class -> largest share or count."""
+
+
+@dataclass
 class AdmissionConf(Group):
     policy: str = "progressive"
     """train_batch | on_completion | linear | no_guards | progressive | balanced"""
     schedule: Any = "relaxed"
-    """Target coefficients of the source quotas: linear | relaxed | power:<p> | a list that ends in 1."""
+    """Target coefficients of the source quotas: linear | relaxed | end | power:<p> | a list that ends in 1."""
+    schedules: dict[str, Any] = field(default_factory=dict)
+    """Schedules of single predicates: a source's name or ``completion``, each as in ``schedule``."""
+    quotas: list[QuotaConf] = field(default_factory=list)
+    """Further quota groups beside the sources: other attributes of a trajectory that need a share."""
     selection: str = "oldest"
-    """oldest: which ready trajectories a batch prefers."""
+    """oldest (launch) | fifo (first ready) | longest: which ready trajectories a batch prefers."""
     chunks_per_mini_batch: int = 1
     """Parts in which a mini-batch may be admitted and trained; gradients accumulate. 1: the paper."""
     completion_quota: float = 0.0
@@ -295,6 +313,8 @@ class EvalConf(Group):
 class FaultConf(Group):
     max_engine_restarts: int = 3
     """Restarts of one server before the run gives up."""
+    max_worker_restarts: int = 3
+    """Rollout workers that may die and be replaced, over the whole run."""
     health_interval_s: float = 2.0
     """Pause between health checks of a server."""
     health_timeout_s: float = 10.0
@@ -371,3 +391,5 @@ class KnitConf(Group):
     """Rollout or training alone."""
     prepare_options: dict[str, Any] = field(default_factory=dict)
     """For the ``prepare`` function."""
+    prepare_timeout_s: float = 1800.0
+    """Deadline of the ``prepare`` function."""

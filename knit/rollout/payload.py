@@ -5,6 +5,7 @@ from __future__ import annotations
 from knit.rollout.agent import Segment, Trajectory
 from knit.rollout.trajectory import Scored
 from knit.store.unit import Unit
+from knit.track.console import Sample
 from knit.types import Prompt, SegmentMeta, Ticket, TrajectoryMeta, trajectory_id
 
 SHOWN_CHARACTERS = 600
@@ -61,11 +62,11 @@ def _segment_meta(name: str, k: int, segment: Segment, weight: float) -> Segment
     )
 
 
-def readable(prompt: Prompt, scored: Scored) -> str:
-    """A trajectory as a person wants to see it: prompt, response, how it ended, what it earned."""
-    versions = sorted({r.version for s in scored.trajectory.segments for r in s.versions})
-    end = "finished" if scored.trajectory.finished else "truncated"
-    return f"{shorten(prompt.text)!r} → {shorten(scored.response)!r}  [{end}, reward {scored.reward:g}, v{versions}]"
+def readable(name: str, prompt: Prompt, scored: Scored) -> Sample:
+    """A trajectory as a person wants to see it; long texts are cut in the middle."""
+    versions = [r.version for s in scored.trajectory.segments for r in s.versions]
+    response = shorten(scored.response) + ("" if scored.trajectory.finished else " … (truncated)")
+    return Sample(name, prompt.source, shorten(prompt.text), response, scored.reward, tuple(versions))
 
 
 def shorten(text: str) -> str:

@@ -31,6 +31,7 @@ from knit.rollout.rewards import Reward, Rewarder
 from knit.rollout.tokenizer import Tokenizer
 from knit.rollout.trajectory import TrajectoryRunner, root_cause
 from knit.store.base import UnitStore
+from knit.track.console import Sample
 from knit.types import (
     Completion,
     EngineAddress,
@@ -82,7 +83,7 @@ class RolloutLoop:
         self._room = asyncio.Event()
         self._stopping = asyncio.Event()
         self._logged: set[str] = set()
-        self._samples: dict[str, str] = {}
+        self._samples: dict[str, Sample] = {}
         self._idle_since: float | None = time.monotonic()
         self._idle_s = 0.0
 
@@ -102,8 +103,8 @@ class RolloutLoop:
                 task.cancel()
             await asyncio.gather(*tasks, stopped, *self._groups, return_exceptions=True)
 
-    async def stop(self, timeout_s: float = 3.0) -> None:
-        """Gives up what is in flight, reports what had ended, closes the connections."""
+    async def stop_sampling(self, timeout_s: float = 3.0) -> None:
+        """Gives up what is in flight and reports what had ended; evaluation goes on. ``run`` returns."""
         self._stopping.set()
         for task in list(self._groups):
             task.cancel()
@@ -112,6 +113,10 @@ class RolloutLoop:
             await asyncio.wait_for(self.reporter.flush(), timeout_s)
         except Exception as error:  # the buffer may be gone already; nothing depends on this report any more
             print(f"{self.name}: last report not delivered: {root_cause(error)}", flush=True)
+
+    async def stop(self) -> None:
+        """Ends sampling and closes the connections."""
+        await self.stop_sampling()
         await self.client.close()
 
     async def evaluate(self, samples: int, temperature: float, shard: tuple[int, int] = (0, 1)) -> list[EvalScores]:
@@ -120,13 +125,22 @@ class RolloutLoop:
             self._evaluator = Evaluator(self.conf, self.tokenizer, self._runner)
         return await self._evaluator.run(samples, temperature, shard)
 
+    async def make_probe(self, count: int) -> list[list[int]]:
+        """``count`` sequences, prompt and sampled response, taken from the sources in turn."""
+        sources = list(self.sources.values())
+        prompts = [sources[k % len(sources)].prompt(k // len(sources)) for k in range(count)]
+        trajectories = await asyncio.gather(
+            *[self.runner.sample(f"probe/{k}", p, self.conf.rollout.temperature) for k, p in enumerate(prompts)]
+        )
+        return [list(t.segments[0].tokens) for t in trajectories]
+
     async def probe(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """The engines' log-probs of given token sequences, position by position (0 at position 0)."""
         return list(await asyncio.gather(*[self.client.score(s) for s in sequences]))
 
-    def samples(self) -> dict[str, str]:
+    def samples(self) -> list[Sample]:
         """A readable recent trajectory per source."""
-        return dict(self._samples)
+        return list(self._samples.values())
 
     def metrics(self) -> dict[str, float]:
         """Running totals of this worker."""
@@ -218,7 +232,7 @@ class RolloutLoop:
         except TrajectoryFailed as error:
             self._log_once(f"{error.reason}: {root_cause(error)}", key=f"{error.reason}/{type(error.__cause__)}")
             return Failed(name, error.reason, root_cause(error), error.infrastructure)
-        self._samples[ticket.source] = readable(prompt, scored)
+        self._samples[ticket.source] = readable(name, prompt, scored)
         return meta_of(ticket, member, scored), trajectory
 
     async def _sample(self, name: str, prompt: Prompt) -> Trajectory:
@@ -273,14 +287,20 @@ class RolloutWorker:
     async def evaluate(self, samples: int, temperature: float, shard: tuple[int, int] = (0, 1)) -> list[EvalScores]:
         return await self._ready().evaluate(samples, temperature, shard)
 
+    async def make_probe(self, count: int) -> list[list[int]]:
+        return await self._ready().make_probe(count)
+
     async def probe(self, sequences: list[list[int]]) -> list[list[float]]:
         return await self._ready().probe(sequences)
 
-    async def samples(self) -> dict[str, str]:
+    async def samples(self) -> list[Sample]:
         return self._ready().samples()
 
     async def metrics(self) -> dict[str, float]:
         return self._ready().metrics()
+
+    async def stop_sampling(self) -> None:
+        await self._ready().stop_sampling()
 
     async def stop(self) -> None:
         if self._loop is not None:
