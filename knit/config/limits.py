@@ -7,8 +7,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "cluster.device": ("auto", "cpu", "cuda"),
     "model.dtype": ("float32", "bfloat16"),
     "engine.pause_mode": ("retract", "in_place", "abort"),
-    "admission.policy": ("train_batch", "progressive"),
-    "admission.selection": ("oldest",),
+    "admission.policy": ("train_batch", "on_completion", "linear", "no_guards", "progressive", "balanced"),
+    "admission.selection": ("oldest", "fifo", "longest"),
     "admission.stale_action": ("drop", "relaunch"),
     "store.backend": ("ray",),
     "algorithm.name": ("grpo",),
@@ -52,6 +52,7 @@ AT_LEAST: dict[str, int] = {
 }
 
 POSITIVE = (
+    "prepare_timeout_s",
     "cluster.object_store_gb",
     "cluster.start_timeout_s",
     "engine.mem_fraction",

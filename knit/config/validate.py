@@ -68,12 +68,12 @@ def schedule_is_known(conf: KnitConf, resolved: Resolved) -> Iterator[str]:
     schedule = conf.admission.schedule
     if isinstance(schedule, list):
         return
-    if schedule in ("linear", "relaxed"):
+    if schedule in ("linear", "relaxed", "end"):
         return
     power = re.fullmatch(r"power:(\d+(?:\.\d+)?)", str(schedule))
     if power is None or float(power[1]) <= 0:
         yield (
-            f"admission.schedule={schedule} is not known; choose linear, relaxed, power:<p> with p above 0, "
+            f"admission.schedule={schedule} is not known; choose linear, relaxed, end, power:<p> with p above 0, "
             f"or a list of {conf.batch.mini_batches} rising numbers that ends in 1"
         )
 
@@ -301,14 +301,14 @@ def all_sources(conf: KnitConf) -> list[tuple[str, SourceConf]]:
     return train + [(f"eval.sources.{s.name}", s) for s in conf.eval.sources]
 
 
-def python_paths(conf: KnitConf, loss: bool = True) -> list[tuple[str, str]]:
-    """Every (setting, Python path) in use; ``loss=False`` leaves out what needs torch."""
+def python_paths(conf: KnitConf, torch: bool = True) -> list[tuple[str, str]]:
+    """Every (setting, Python path) in use; ``torch=False`` leaves out what may import torch."""
     found: list[tuple[str, str | None]] = [
-        ("prepare", conf.prepare),
+        ("prepare", conf.prepare if torch else None),
         ("rollout.agent_loop", conf.rollout.agent_loop),
         ("rollout.group_filter", conf.rollout.group_filter),
         ("algorithm.advantage", conf.algorithm.advantage),
-        ("algorithm.loss", conf.algorithm.loss if loss else None),
+        ("algorithm.loss", conf.algorithm.loss if torch else None),
     ]
     for key, source in all_sources(conf):
         found += [(f"{key}.reward", source.reward), (f"{key}.prompt_source", source.prompt_source)]

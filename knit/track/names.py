@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+Metrics = dict[str, float]
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -20,7 +22,7 @@ class Metric:
 
 
 def _metrics(table: str) -> tuple[Metric, ...]:
-    rows = (line.split("|") for line in table.strip().splitlines())
+    rows = (line.split("|", 2) for line in table.strip().splitlines())
     return tuple(Metric(*(cell.strip() for cell in row)) for row in rows)
 
 

@@ -32,11 +32,16 @@ def create_run_dir(conf: KnitConf, resolved: Resolved) -> Path:
         raise ConfigError(f"track.dir={folder} holds the metrics of an earlier run; choose another folder or remove it")
     try:
         resolved.logs_dir.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(to_yaml(conf))
+        write_config(conf, resolved)
         (folder / "versions.json").write_bytes(orjson.dumps(versions(), option=orjson.OPT_INDENT_2))
     except OSError as error:
         raise ConfigError(f"track.dir={folder}: cannot write there ({error.strerror})") from error
     return folder
+
+
+def write_config(conf: KnitConf, resolved: Resolved) -> None:
+    """Again, when ``prepare`` has decided some settings."""
+    (resolved.run_dir / "config.yaml").write_text(to_yaml(conf))
 
 
 def log_to(path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import orjson
 
@@ -36,11 +37,19 @@ class Tracker:
             if self._wandb.mode != conf.track.wandb:
                 self.note(f"wandb: no API key, so this run is tracked offline; later: wandb sync {self.folder}/wandb/*")
 
-    def step(self, step: int, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
-        """All metrics of a train batch, once, and its console line."""
+    def step(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        times: Mapping[str, float],
+        samples: Sequence[Sample] = (),
+    ) -> None:
+        """All metrics of a train batch, once, its console line, and perhaps some of its trajectories."""
         together = {**metrics, **times}
         self.log(step, together)
         self._console.step(step, together)
+        if samples:
+            self.samples(step, samples)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Further metrics of a step: an evaluation."""
@@ -82,6 +91,12 @@ class Tracker:
         if self._wandb is not None:
             run, self._wandb = self._wandb, None
             run.finish(exit_code)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close(exit_code=0 if error is None else 1)
 
 
 def _cell(value: Any) -> Any:

@@ -1,0 +1,153 @@
+"""The command ``knit``. Errors of the user are one readable line; nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from knit.errors import ConfigError, KnitError
+
+log = logging.getLogger("knit")
+log.addHandler(logging.NullHandler())  # before there is a run directory, stderr has said it all
+
+TRAIN_HELP = """\
+Settings are overrides in Hydra's grammar:
+
+  knit train recipe=quickstart
+  knit train recipe=path/to/my.yaml steps=200 optim.lr=1e-6
+  knit train recipe=quickstart sources.gcd.ratio=0.5 'admission.schedule=[0,0,0.5,1]'
+
+Sources are addressed by name. --cfg job prints every setting with its value; knit/config/schema.py documents them.
+Exit codes: 0 done, 1 the run failed, 2 the input is wrong, 130 interrupted.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports wrong arguments as all other wrong input is reported."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code; never raises but for ``--help``."""
+    previous = signal.signal(signal.SIGTERM, _end)
+    try:
+        args = parse(sys.argv[1:] if argv is None else argv)
+        args.command(args)
+        return 0
+    except KnitError as error:
+        _say(str(error), every_line=isinstance(error, ConfigError))
+        log.error("%s", error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return 130
+    except Exception as error:  # a bug: the traceback is for whoever mends it
+        _say(f"unexpected {type(error).__name__}: {error} (traceback: {_write_traceback()})")
+        return 1
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = Parser(prog="knit", description="Reinforcement learning for large language models on a cluster.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    train = commands.add_parser(
+        "train", help="train a policy", epilog=TRAIN_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    train.add_argument("overrides", nargs="*", metavar="key=value", help="settings; recipe=NAME or recipe=FILE first")
+    train.add_argument("--cfg", choices=["job"], help="print the resolved settings as YAML and end")
+    train.add_argument("--json", type=Path, metavar="FILE", help="also write the summary to FILE")
+    train.set_defaults(command=run_train)
+    args, rest = parser.parse_known_args(argv)
+    flags = [word for word in rest if word.startswith("-")]
+    if flags:
+        parser.error(f"unknown argument {flags[0]}")
+    args.overrides += rest  # overrides after an option
+    return args
+
+
+def run_train(args: argparse.Namespace) -> None:
+    """``knit train``: everything that can be wrong is checked before anything is started."""
+    from knit.config.load import load, to_yaml
+    from knit.config.resolved import resolve
+    from knit.config.validate import check
+
+    conf = load(args.overrides)
+    if args.cfg:
+        print(to_yaml(conf), end="")
+        return
+    if args.json is not None and not args.json.absolute().parent.is_dir():
+        raise ConfigError(f"--json {args.json}: there is no folder {args.json.absolute().parent}")
+    resolved = resolve(conf)
+    check(conf, resolved)
+    _check_sources(conf)
+    summary = _run(conf, resolved)
+    if args.json is not None:
+        _write_json(args.json, summary)
+
+
+def _check_sources(conf: Any) -> None:
+    from knit import preflight
+
+    preflight.check(conf)
+
+
+def _run(conf: Any, resolved: Any) -> dict[str, Any]:
+    from knit.config.validate import check
+    from knit.prepare import prepare
+    from knit.track.run_dir import create_run_dir, log_to, write_config
+    from knit.track.tracker import Tracker
+
+    create_run_dir(conf, resolved)
+    log_to(resolved.logs_dir / "driver.log")
+    with Tracker(conf, resolved) as tracker:
+        prepared = prepare(conf, resolved.logs_dir, tracker.note)
+        if prepared is not conf:
+            check(prepared, resolved)
+            write_config(prepared, resolved)
+        from knit import driver  # imports Ray
+
+        return driver.run(prepared, resolved, tracker)
+
+
+def _write_json(path: Path, summary: dict[str, Any]) -> None:
+    import orjson
+
+    path.write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+
+
+def _say(message: str, every_line: bool = False) -> None:
+    """On stderr; of a longer message, such as the end of a log, only the first line is marked."""
+    lines = message.splitlines() or [""]
+    for number, line in enumerate(lines):
+        print(f"knit: error: {line}" if number == 0 or every_line else line, file=sys.stderr, flush=True)
+
+
+def _write_traceback() -> str:
+    """Into the log of the run, or a file of its own when there is none yet; returns its path."""
+    files = [h.baseFilename for h in logging.getLogger().handlers if isinstance(h, logging.FileHandler)]
+    if files:
+        log.exception("unexpected error")
+        return files[0]
+    with tempfile.NamedTemporaryFile("w", prefix="knit-crash-", suffix=".log", delete=False) as file:
+        file.write(traceback.format_exc())
+        return file.name
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM ends like an error: whatever was started is ended on the way out."""
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
