@@ -117,7 +117,7 @@ def _run(conf: Any, resolved: Any) -> dict[str, Any]:
             write_config(prepared, resolved)
         from knit import driver  # imports Ray
 
-        return driver.run(prepared, resolved, tracker)
+        return tracker.summary(driver.run(prepared, resolved, tracker))
 
 
 def _write_json(path: Path, summary: dict[str, Any]) -> None:

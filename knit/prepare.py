@@ -1,12 +1,11 @@
 """Runs a recipe's ``prepare`` function: it makes the models or data that the recipe needs and does not find.
 
-The function ``f(conf: KnitConf) -> None`` runs in a process of its own and may use torch freely. What it
-decides, it writes as JSON, ``{"model.path": …}``, to the file named by ``KNIT_PREPARE_RESULT``.
+The function ``f(conf: KnitConf) -> dict`` runs in a process of its own, so it may use torch freely. It returns
+the settings that it decided, ``{"model.path": "…"}``; what it prints goes to ``logs/prepare.log``.
 """
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -20,8 +19,6 @@ from knit.common.procs import tail
 from knit.config.load import with_values
 from knit.config.schema import KnitConf
 from knit.errors import ConfigError, KnitError, RunError
-
-RESULT = "KNIT_PREPARE_RESULT"
 
 
 def prepare(conf: KnitConf, logs_dir: Path, note: Callable[[str], None]) -> KnitConf:
@@ -54,14 +51,14 @@ def prepare(conf: KnitConf, logs_dir: Path, note: Callable[[str], None]) -> Knit
 
 def main() -> int:
     conf = pickle.loads(sys.stdin.buffer.read())
-    os.environ[RESULT] = sys.argv[1]
+    code, result = 0, {}
     try:
-        load_path(conf.prepare)(conf)
+        result = load_path(conf.prepare)(conf) or {}
     except KnitError as error:
-        Path(sys.argv[1]).write_bytes(orjson.dumps({"error": str(error)}))
         print(f"{type(error).__name__}: {error}", flush=True)
-        return error.exit_code
-    return 0
+        code, result = error.exit_code, {"error": str(error)}
+    Path(sys.argv[1]).write_bytes(orjson.dumps(result))
+    return code
 
 
 if __name__ == "__main__":

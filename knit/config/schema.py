@@ -348,9 +348,8 @@ class KnitConf(Group):
     recipe_name: str = "custom"
     """Set by ``recipe=NAME``; part of the run directory's name."""
     prepare: str | None = None
-    """Python path of ``f(conf)``, run in a process of its own before the run: makes models or data that
-    the recipe needs and does not find. It writes what it decided as JSON, e.g. ``{"model.path": ...}``, to the
-    file named by the environment variable ``KNIT_PREPARE_RESULT``."""
+    """Python path of ``f(conf) -> dict``, run in a process of its own before the run: makes models or data that the
+    recipe needs and does not find, and returns the settings it decided, e.g. ``{"model.path": ...}``."""
     seed: int = 0
     """Seed of prompt order and initial weights. Sampling on the servers is not seeded."""
     steps: int = 100
