@@ -42,7 +42,8 @@ def check(conf: KnitConf) -> None:
 
 
 def problems_of(conf: KnitConf) -> list[str]:
-    """Imports every Python path that the rollout side uses and lets each source look at its data."""
+    """Imports what the rollout side uses, lets each source look at its data and admission at its rules."""
+    from knit.buffer.rules import resolve_rules
     from knit.rollout.prompts import validate_source
 
     found: list[str] = []
@@ -61,6 +62,11 @@ def problems_of(conf: KnitConf) -> list[str]:
             validate_source(source)
         except ConfigError as error:
             found.append(str(error).replace(f"sources.{source.name}", key, 1) if key[0] == "e" else str(error))
+    if conf.debug.mode != "train_only":
+        try:
+            resolve_rules(conf)
+        except ConfigError as error:
+            found.append(str(error))
     return list(dict.fromkeys(found))
 
 

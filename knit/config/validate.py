@@ -99,7 +99,9 @@ def sources_exist(conf: KnitConf, resolved: Resolved) -> Iterator[str]:
 def ratios_sum_to_one_at_most(conf: KnitConf, resolved: Resolved) -> Iterator[str]:
     for s in conf.sources:
         if not 0 <= s.ratio <= 1:
-            yield f"sources.{s.name}.ratio={s.ratio} must be between 0 and 1"
+            yield f"sources.{s.name}.ratio={s.ratio:g} must be between 0 and 1"
+        elif not s.ratio <= s.max_ratio <= 1:
+            yield f"sources.{s.name}.max_ratio={s.max_ratio:g} must be between its ratio={s.ratio:g} and 1"
         elif 0 < exact(s.ratio) * conf.batch.size < 1:
             yield (
                 f"sources.{s.name}.ratio={s.ratio:g} of batch.size={conf.batch.size} is less than one trajectory; "
@@ -310,6 +312,7 @@ def python_paths(conf: KnitConf, torch: bool = True) -> list[tuple[str, str]]:
         ("algorithm.advantage", conf.algorithm.advantage),
         ("algorithm.loss", conf.algorithm.loss if torch else None),
     ]
+    found += [(f"admission.quotas.{quota.name}.by", quota.by) for quota in conf.admission.quotas]
     for key, source in all_sources(conf):
         found += [(f"{key}.reward", source.reward), (f"{key}.prompt_source", source.prompt_source)]
     return [(key, path) for key, path in found if path is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,11 @@ class Ends:
     """By reason."""
     left_over: int = 0
     """Unfinished or not admitted when the run ended."""
+
+    @classmethod
+    def of(cls, counts: Mapping[str, Any]) -> Ends:
+        """From the buffer's counts, which hold more than these."""
+        return cls(**{f.name: counts[f.name] for f in dataclasses.fields(cls)})
 
     def check(self) -> None:
         """Raises :class:`RunError` with the numbers when a trajectory ended twice or never."""
