@@ -145,7 +145,7 @@ class SGLangServer:
         """As ``start``; whatever is left of the old process is ended first."""
         return self.start(model_path, version)
 
-    def alive(self, timeout_s: float = 10.0) -> bool:
+    def alive(self, timeout_s: float = 8.0) -> bool:
         """False when the process has ended, or did not answer ``/health`` in time for three calls in a row."""
         if self._process is None or self.address is None or self._process.poll() is not None:
             return False
@@ -249,7 +249,7 @@ class EngineActor:
     def restart(self, model_path: str, version: int) -> EngineAddress:
         return self._server.restart(model_path, version)
 
-    def alive(self, timeout_s: float = 10.0) -> bool:
+    def alive(self, timeout_s: float = 8.0) -> bool:
         return self._server.alive(timeout_s)
 
     def pid(self) -> int | None:

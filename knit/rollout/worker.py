@@ -122,7 +122,7 @@ class RolloutLoop:
     async def evaluate(self, samples: int, temperature: float, shard: tuple[int, int] = (0, 1)) -> list[EvalScores]:
         """Scores of this worker's share of the held-out problems (``index % shard[1] == shard[0]``)."""
         if self._evaluator is None:
-            self._evaluator = Evaluator(self.conf, self.tokenizer, self._runner)
+            self._evaluator = await asyncio.to_thread(Evaluator, self.conf, self.tokenizer, self._runner)
         return await self._evaluator.run(samples, temperature, shard)
 
     async def make_probe(self, count: int) -> list[list[int]]:
