@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from knit.common.paths import search_here, split_path
@@ -33,18 +33,28 @@ def missing_name(path: str) -> str | None:
 def find_source(module: str) -> Path | None:
     """The file of a module; packages above it are not imported. ``Path()`` for what has no file."""
     search_here()
-    if module in sys.builtin_module_names:
-        return Path()
+    loaded = sys.modules.get(module)
+    if loaded is not None:
+        return Path(getattr(loaded, "__file__", None) or "")
     folders: list[str] | None = None
     found = Path()
     parts = module.split(".")
     for depth, _ in enumerate(parts, start=1):
-        spec = PathFinder.find_spec(".".join(parts[:depth]), folders)
+        spec = _find_spec(".".join(parts[:depth]), folders)
         if spec is None:
             return None
-        found = Path(spec.origin) if spec.origin else Path()
+        found = Path(spec.origin) if spec.has_location and spec.origin else Path()
         folders = list(spec.submodule_search_locations or ())
     return found
+
+
+def _find_spec(name: str, folders: list[str] | None) -> ModuleSpec | None:
+    """As the import system finds it, editable installs included, but with the parents' folders given."""
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, folders)
+        if spec is not None:
+            return spec
+    return None
 
 
 def _top_level_names(tree: ast.Module) -> set[str]:

@@ -11,6 +11,7 @@ by position, ``sources.0.ratio=0.5``; a list that is given whole replaces the re
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -109,10 +110,16 @@ def _split_recipe(parsed: Sequence[Override]) -> tuple[str | None, list[tuple[st
 def _compose(recipe: str | None) -> Any:
     """What the YAML files set, untyped, as plain mappings and lists (interpolations unresolved)."""
     with _readable_errors(recipe):
-        choice = _register(recipe) if recipe and _is_file(recipe) else recipe
-        with initialize_config_module("knit.config", version_base="1.3", job_name="knit"):
-            composed = compose("config", overrides=[f"recipe={choice}"] if choice else [])
-        return OmegaConf.to_container(composed, resolve=False)
+        return _compose_choice(_register(recipe)) if recipe and _is_file(recipe) else _compose_built_in(recipe)
+
+
+def _compose_choice(recipe: str | None) -> Any:
+    with initialize_config_module("knit.config", version_base="1.3", job_name="knit"):
+        composed = compose("config", overrides=[f"recipe={recipe}"] if recipe else [])
+    return OmegaConf.to_container(composed, resolve=False)
+
+
+_compose_built_in = functools.cache(_compose_choice)  # package data do not change; what is returned is only read
 
 
 def _is_file(recipe: str) -> bool:
