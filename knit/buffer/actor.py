@@ -10,8 +10,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from knit.buffer.rules import resolve_rules
 from knit.buffer.streaming import StreamingBuffer
 from knit.common.jsonl import JsonlWriter
@@ -83,6 +81,9 @@ class BufferShell:
     async def publish_started(self, version: int) -> None:
         self._buffer.publish_started(version)
 
+    async def publish_failed(self, version: int) -> None:
+        self._buffer.publish_failed(version)
+
     async def published(self, version: int) -> None:
         self._buffer.published(version)
         self._wake()
@@ -132,9 +133,11 @@ class BufferShell:
         return True
 
 
-@ray.remote(num_cpus=0)
 class BufferActor(BufferShell):
-    """One per run, in the placement group ``rollout``. Events go to ``events_path`` (JSON lines)."""
+    """One per run, in the placement group ``rollout``; a plain class, made an actor by ``ray.remote``.
+
+    Events go to ``events_path`` (JSON lines). ``max_concurrency`` must be above the number of waiting callers.
+    """
 
     def __init__(self, log_path: str, conf: KnitConf, events_path: str | Path, version: int = 0):
         redirect_output(log_path)

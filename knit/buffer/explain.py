@@ -86,7 +86,7 @@ def infeasible(buffer: StreamingBuffer) -> str | None:
 
 
 def refill_budget(buffer: StreamingBuffer) -> str:
-    dropped = buffer.dropped_since_admission
+    dropped = buffer.intake.dropped_since_admission
     listed = ", ".join(f"{source} {reason} {n}" for (reason, source), n in sorted(dropped.items()))
     return (
         f"{sum(dropped.values())} trajectories were dropped since the last admission, more than "

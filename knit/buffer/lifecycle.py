@@ -10,7 +10,7 @@ launched = running + paused + completed + ready + admitted + trained + dropped +
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from knit.errors import RunError
@@ -125,8 +125,9 @@ class Ledger:
         ids = group.ticket.trajectory_ids()
         return [t for t in ids if (live := self.live.get(t)) is not None and live.state in states]
 
-    def in_state(self, state: State) -> Iterator[str]:
-        return iter([t for t, live in self.live.items() if live.state is state])
+    def in_state(self, state: State) -> list[str]:
+        """O(live)."""
+        return [t for t, live in self.live.items() if live.state is state]
 
     def count(self, state: State, source: str | None = None) -> int:
         if source is not None:

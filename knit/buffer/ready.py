@@ -71,11 +71,15 @@ class ReadyPool:
             heappush(self._heaps[entry.cell], entry)
             self._account(entry.cell, entry.meta.source, entry.oldest_version, 1)
 
-    def discard(self, meta: TrajectoryMeta) -> None:
-        """Take one trajectory out of turn; it stays in its heap until it comes up."""
-        self._gone.add(meta.trajectory_id)
-        cell = tuple([group.by(meta) for group in self._groups])
-        self._account(cell, meta.source, meta.oldest_version, -1)
+    def discard(self, trajectory_id: str) -> None:
+        """Take one trajectory out of turn: O(ready) to find it; it stays in its heap until it comes up."""
+        for heap in self._heaps.values():
+            for e in heap:
+                if e.meta.trajectory_id == trajectory_id and trajectory_id not in self._gone:
+                    self._gone.add(trajectory_id)
+                    self._account(e.cell, e.meta.source, e.oldest_version, -1)
+                    return
+        raise KeyError(trajectory_id)
 
     def pop_older_than(self, version: int) -> list[TrajectoryMeta]:
         """Remove all whose oldest token was sampled before ``version``, by arrival. O(ready), if there are any."""

@@ -37,7 +37,7 @@ def save(buffer: StreamingBuffer) -> dict[str, Any]:
         "format": FORMAT,
         "version": buffer.version,
         "step": buffer.step,
-        "next_group": buffer.next_group,
+        "next_group": buffer.intake.next_group,
         "pacing": buffer.pacing.state_dict(),
         "again": again,
         "pace": [buffer.pace.expected_s, buffer.pace.chunk_train_s, buffer.pace.margin_s],
@@ -60,7 +60,7 @@ def load(buffer: StreamingBuffer, saved: dict[str, Any]) -> None:
     unknown = set(saved["launched"]) - set(buffer.rules.sources)
     if unknown:
         raise RunError(f"the buffer state has sources {sorted(unknown)}, which the configuration lacks: add them")
-    buffer.version, buffer.step, buffer.next_group = saved["version"], saved["step"], saved["next_group"]
+    buffer.intake.version, buffer.step, buffer.intake.next_group = saved["version"], saved["step"], saved["next_group"]
     buffer.quota_records = list(saved["quota_records"])
     buffer.pacing.load_state_dict(saved["pacing"])
     for source, *visit in reversed(saved["again"]):

@@ -26,10 +26,11 @@ from typing import Any
 
 from knit.buffer import explain, staleness, state
 from knit.buffer.batch import Block, TrainBatch
+from knit.buffer.intake import Intake
 from knit.buffer.journal import Journal, Sink
-from knit.buffer.lifecycle import SAMPLING, UNFINISHED, Group, Ledger
+from knit.buffer.lifecycle import Ledger
 from knit.buffer.meter import Meter
-from knit.buffer.pacing import Pacing, PromptVisit
+from knit.buffer.pacing import Pacing
 from knit.buffer.policies import Pace
 from knit.buffer.ready import Entry, ReadyPool
 from knit.buffer.rules import Rules
@@ -48,26 +49,34 @@ class StreamingBuffer:
         wall: Callable[[], float] = time.time,
         version: int = 0,
     ):
-        self.rules, self.version, self.step = rules, version, 0
-        self.clock = clock
-        self.ledger = Ledger(tuple(rules.sources))
-        self.pool = ReadyPool(rules.groups, rules.key)
-        self.pacing = Pacing(rules.sources, rules.weights, rules.size, rules.max_staleness, rules.max_prompt_failures)
+        self.rules, self.clock = rules, clock
+        self.journal = Journal(sink, wall)
+        self.intake = Intake(rules, self.journal, version)
         self.pace = Pace(begin_s=clock())
-        self.meter = Meter()
+        self.step = 0
         self.batch: TrainBatch | None = None
         self.blocked: Sequence[Block] = ()  # what kept the last admission back
-        self.dropped_since_admission: Counter[tuple[str, str]] = Counter()
+        self.handed: dict[int, list[TrajectoryMeta]] = {}  # mini-batch -> admitted, not trained yet
         self.launching = True
         self.next_wake_s: float | None = None  # when an admission may become possible without a report
         self.quota_records: list[dict[str, Any]] = []  # of finished batches: step, source -> target, admitted
-        self.late_reports = 0
-        self.next_group = 0
-        self.handed: dict[int, list[TrajectoryMeta]] = {}  # mini-batch -> admitted, not trained yet
-        self._journal = Journal(sink, wall)
-        self._payload_lost: set[str] = set()  # unfinished trajectories whose payload is already gone
-        self._releasable: list[str] = []
         self._last_metrics: dict[str, float] = {}
+
+    @property
+    def version(self) -> int:
+        return self.intake.version
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.intake.ledger
+
+    @property
+    def pool(self) -> ReadyPool:
+        return self.intake.pool
+
+    @property
+    def pacing(self) -> Pacing:
+        return self.intake.pacing
 
     # -- launching
 
@@ -76,18 +85,18 @@ class StreamingBuffer:
         tickets: list[Ticket] = []
         if not self.launching:
             return tickets
-        outstanding = self.outstanding()
+        outstanding, rollout_step = self.outstanding(), self.step + (self.batch is None)
         while len(tickets) < max_groups:
             source = self.pacing.next_source(outstanding, self._starving())
             if source is None:
                 break
-            tickets.append(self._launch(source, worker))
+            tickets.append(self.intake.launch(source, worker, rollout_step, self.clock()))
             outstanding[source] += self.rules.group_size
         return tickets
 
     def outstanding(self) -> dict[str, int]:
         """Per source, what holds slots: see :mod:`knit.buffer.pacing`."""
-        usable = self.version - self.rules.max_staleness
+        usable = self.intake.oldest_usable
         held = self.batch.by_source if self.batch else Counter[str]()
         return {
             source: self.ledger.unfinished(source, usable) + self.pool.by_source[source] + held[source]
@@ -96,141 +105,37 @@ class StreamingBuffer:
 
     def source_exhausted(self, source: str) -> None:
         """The source has no more prompts; what waits for its retry may still be launched."""
-        self._known(source)
+        if source not in self.rules.sources:
+            raise RunError(f"source {source!r} is unknown; the run has {', '.join(self.rules.sources)}")
         self.pacing.exhausted.add(source)
-        self._journal.write("source_exhausted", source=source, prompts=self.pacing.cursors[source])
+        self.journal.write("source_exhausted", source=source, prompts=self.pacing.cursors[source])
 
     def stop_launching(self) -> None:
         self.launching = False
-
-    def _launch(self, source: str, worker: str) -> Ticket:
-        visit, now_s = self.pacing.next_prompt(source), self.clock()
-        ticket = Ticket(
-            group_id=self.next_group,
-            source=source,
-            prompt_index=visit.index,
-            rollout_step=self.step + (self.batch is None),
-            attempt=visit.attempt,
-            size=self.rules.group_size,
-            version=self.version,
-            launched_s=now_s,
-            deadline_s=now_s + self.rules.group_timeout_s,
-        )
-        self.next_group += 1
-        self.ledger.launch(ticket, worker, visit.failures)
-        self._journal.launch(ticket, worker)
-        return ticket
 
     def _starving(self) -> bool:
         """The batch waits, nothing that could help is in flight."""
         if self.batch is None or self.batch.complete or not self.blocked:
             return False
-        usable = self.version - self.rules.max_staleness
-        return not any(self.ledger.unfinished(source, usable) for source in self.rules.sources)
+        return not any(self.ledger.unfinished(source, self.intake.oldest_usable) for source in self.rules.sources)
 
     # -- reports of the rollout workers
 
     def report(self, worker: str, completions: Sequence[Completion], groups: Sequence[GroupReport]) -> None:
-        """Take in what ended. Reports of groups that were given up meanwhile are ignored, their payload released."""
+        """Take in what ended; see :class:`Intake` for what raises."""
         for completion in completions:
-            self._completed(completion)
+            self.intake.completed(completion)
         for group in groups:
-            self._judged(group)
+            self.intake.judged(group)
         self._note_whole()
 
     def worker_lost(self, worker: str, error: str) -> None:
         """Its unfinished trajectories end as lost; their prompts are launched again, or quarantined."""
-        for group in [g for g in self.ledger.open.values() if g.worker == worker]:
-            for trajectory_id in self.ledger.members(group, UNFINISHED):
-                self._lose(group, trajectory_id, "worker", error)
-            self.ledger.close(group.ticket.group_id)
-            self._launch_again(group, failed=True)
+        self.intake.worker_lost(worker, error)
 
     def payload_lost(self, trajectory_ids: Iterable[str]) -> None:
         """Payload is gone. Ready trajectories give their slot back; raises RunError if one is already admitted."""
-        admitted = []
-        for trajectory_id in trajectory_ids:
-            live = self.ledger.live.get(trajectory_id)
-            if live is None:
-                continue
-            if live.state is State.ADMITTED:
-                admitted.append(trajectory_id)
-            elif live.state is State.READY:
-                self._take_ready(trajectory_id)
-                self._lose(live.group, trajectory_id, "payload")
-            else:
-                self._payload_lost.add(trajectory_id)
-        if admitted:
-            raise RunError(
-                f"the payload of admitted trajectories is lost: {explain.shorten(admitted)}; "
-                "their train batch cannot go on"
-            )
-
-    def _completed(self, completion: Completion) -> None:
-        live = self.ledger.live.get(completion.trajectory_id)
-        if live is None:
-            self._late(int(completion.trajectory_id.split(".")[0]), completion.trajectory_id)
-            return
-        self.ledger.move(completion.trajectory_id, State.COMPLETED)
-        self.meter.completed(completion)
-        self._journal.completion(live.group.ticket, completion.trajectory_id, completion.versions, completion.retries)
-
-    def _judged(self, report: GroupReport) -> None:
-        group = self.ledger.open.get(report.group_id)
-        if group is None:
-            self._late(report.group_id, f"group {report.group_id}")
-            self._release(report.accepted)
-            return
-        self._check_report(group, report)
-        self.meter.judged(group.ticket.source, report)
-        stale = False
-        for meta in report.accepted:
-            stale |= self._accept(group, meta)
-        for trajectory_id, reason in report.dropped.items():
-            self._drop(group, trajectory_id, reason, report.error)
-        self.ledger.close(report.group_id)
-        if report.retry:
-            self._launch_again(group, failed=True)
-        elif stale and self.rules.relaunch_stale:
-            self._launch_again(group, failed=False)
-
-    def _accept(self, group: Group, meta: TrajectoryMeta) -> bool:
-        """Into the pool. True: it was over-stale already and is dropped."""
-        trajectory_id = meta.trajectory_id
-        if self.ledger.live[trajectory_id].state in SAMPLING:
-            self._completed(Completion(trajectory_id, meta.completed_s, meta.version_ranges))
-        if trajectory_id in self._payload_lost:
-            self._payload_lost.discard(trajectory_id)
-            self._lose(group, trajectory_id, "payload")
-        elif meta.oldest_version < self.version - self.rules.max_staleness:
-            self._drop(group, trajectory_id, "stale")
-            self._release([meta])
-            return True
-        else:
-            self.ledger.move(trajectory_id, State.READY)
-            self.pool.add(meta)
-            self._journal.accept(group.ticket, meta)
-        return False
-
-    def _check_report(self, group: Group, report: GroupReport) -> None:
-        ids = [t.trajectory_id for t in report.accepted] + list(report.dropped)
-        if sorted(ids) != sorted(group.ticket.trajectory_ids()):
-            raise RunError(
-                f"the report of group {report.group_id} ({group.worker}) names {explain.shorten(ids)}, its ticket "
-                f"{explain.shorten(group.ticket.trajectory_ids())}: each member must be in it once"
-            )
-        for meta in report.accepted:
-            if meta.source != group.ticket.source or not meta.version_ranges:
-                raise RunError(
-                    f"trajectory {meta.trajectory_id} was accepted for source {meta.source!r} with "
-                    f"{len(meta.version_ranges)} version ranges; its ticket is of {group.ticket.source!r}"
-                )
-
-    def _late(self, group_id: int, what: str) -> None:
-        if group_id >= self.next_group:
-            raise RunError(f"{what} was reported, but no such group was launched")
-        self.late_reports += 1
-        self._journal.write("late_report", what=what)
+        self.intake.payload_lost(trajectory_ids)
 
     # -- the train batch
 
@@ -241,7 +146,7 @@ class StreamingBuffer:
         if step <= self.step:
             raise RunError(f"train batch {step} begins after train batch {self.step}: steps only grow")
         self.step = step
-        self._drop_stale()
+        self.intake.drop_stale()
         self.batch = TrainBatch(
             self.rules,
             step,
@@ -250,7 +155,7 @@ class StreamingBuffer:
             start=dict(self.pool.by_source),
             earlier={s: (p.launched, p.sampled) for s, p in self.ledger.steps.items() if s < step},
         )
-        self._journal.write("batch_start", step=step, version=self.version)
+        self.journal.write("batch_start", step=step, version=self.version)
         self._note_whole()
 
     def admit(self) -> Chunk | None:
@@ -273,14 +178,14 @@ class StreamingBuffer:
                 blocks = [] if entries else batch.guard_blocks(self.pool)
         self.blocked = blocks
         if entries is None:
-            self.meter.waits.blocked(now_s, blocks)
+            self.intake.meter.waits.blocked(now_s, blocks)
             self._check_feasible()
             return None
-        self.meter.waits.admitted(now_s)
+        self.intake.meter.waits.admitted(now_s)
         return self._admit(batch, entries, now_s)
 
     def training_started(self, step: int, mini_batch: int, chunk: int) -> None:
-        self._journal.write("train_start", step=step, mini_batch=mini_batch, chunk=chunk)
+        self.journal.write("train_start", step=step, mini_batch=mini_batch, chunk=chunk)
 
     def trained(self, step: int, mini_batch: int) -> None:
         """The optimizer step of a mini-batch is done: its trajectories end, their payload may be deleted."""
@@ -293,15 +198,20 @@ class StreamingBuffer:
         trajectories = self.handed.pop(mini_batch)
         for meta in trajectories:
             self.ledger.move(meta.trajectory_id, State.TRAINED)
-        self.meter.trained(trajectories, batch.train_version, mini_batch)
-        self._release(trajectories)
+        self.intake.meter.trained(trajectories, batch.train_version, mini_batch)
+        self.intake.release(trajectories)
         batch.trained_mini_batches += 1
-        self._journal.write("train_end", step=step, mini_batch=mini_batch)
+        self.journal.write("train_end", step=step, mini_batch=mini_batch)
 
     def publish_started(self, version: int) -> None:
         """Generation pauses: what is being sampled is paused."""
-        self._journal.write("publish_start", version=version)
-        self._pause(State.RUNNING, State.PAUSED, "pause")
+        self.journal.write("publish_start", version=version)
+        self.intake.pause(State.RUNNING, State.PAUSED, "pause")
+
+    def publish_failed(self, version: int) -> None:
+        """The publish is given up or tried again; what was paused goes on, the version stays."""
+        self.journal.write("publish_failed", version=version)
+        self.intake.pause(State.PAUSED, State.RUNNING, "resume")
 
     def published(self, version: int) -> None:
         """Every engine serves ``version``: generation goes on, the batch's slots come free, metrics are closed.
@@ -316,12 +226,12 @@ class StreamingBuffer:
                 f"weight version {version} was published, but train batch {batch.step} has trained "
                 f"{batch.trained_mini_batches} of {self.rules.mini_batches} mini-batches"
             )
-        self.version = version
-        self._journal.write("publish", version=version)
-        self._pause(State.PAUSED, State.RUNNING, "resume")
+        self.intake.version = version
+        self.journal.write("publish", version=version)
+        self.intake.pause(State.PAUSED, State.RUNNING, "resume")
         if batch is not None:
             self._close(batch)
-        self._drop_stale()
+        self.intake.drop_stale()
 
     def _admit(self, batch: TrainBatch, entries: Sequence[Entry], now_s: float) -> Chunk:
         for e in entries:
@@ -340,21 +250,21 @@ class StreamingBuffer:
         )
         batch.admit(entries)
         self.handed.setdefault(chunk.mini_batch, []).extend(trajectories)
-        self.dropped_since_admission.clear()
+        self.intake.dropped_since_admission.clear()
         self.pace.chunk_admitted(now_s)
         if chunk.last_of_batch:
             self.pace.final_admission(now_s)
-        self._journal.admission(chunk)
+        self.journal.admission(chunk)
         return chunk
 
     def _close(self, batch: TrainBatch) -> None:
-        self._last_metrics = self.meter.close(batch, self.pool, self.ledger)
+        self._last_metrics = self.intake.meter.close(batch, self.pool, self.ledger)
         sources = {
             name: {"target": quota.minimum, "admitted": batch.by_source[name]}
             for name, quota in self.rules.sources.items()
         }
         self.quota_records.append({"step": batch.step, "sources": sources})
-        self.meter, self.batch, self.blocked = Meter(), None, ()
+        self.intake.meter, self.batch, self.blocked = Meter(), None, ()
         self.ledger.forget_finished()
 
     def _admitting(self) -> TrainBatch:
@@ -372,7 +282,7 @@ class StreamingBuffer:
 
     def _check_feasible(self) -> None:
         budget = self.rules.refill_budget * self.rules.size
-        if sum(self.dropped_since_admission.values()) > budget:
+        if sum(self.intake.dropped_since_admission.values()) > budget:
             raise RunError(explain.refill_budget(self))
         reason = explain.infeasible(self)
         if reason:
@@ -384,71 +294,20 @@ class StreamingBuffer:
         if first is not None and now_s > first.ticket.deadline_s:
             raise RunError(explain.overdue(self, now_s))
 
-    # -- ends
+    # -- the end of the run
 
     def finish(self) -> dict[str, Any]:
         """Drop all that has not ended as ``left_over`` and return the counts: launched is the sum of the ends."""
         self.stop_launching()
-        self._release(self.pool)
-        for trajectory_id, live in list(self.ledger.live.items()):
-            self._drop(live.group, trajectory_id, "left_over")
-        for group_id in list(self.ledger.open):
-            self.ledger.close(group_id)
-        self.pool = ReadyPool(self.rules.groups, self.rules.key)
+        self.intake.release(meta for metas in self.handed.values() for meta in metas)
+        self.intake.drop_all("left_over")
         self.batch, self.handed = None, {}
         self.ledger.check()
         return self.counts()
 
     def drain_releasable(self) -> list[str]:
         """Unit keys of trajectories that ended since the last call: their payload may be deleted."""
-        units, self._releasable = self._releasable, []
-        return units
-
-    def _drop(self, group: Group, trajectory_id: str, reason: str, error: str | None = None) -> None:
-        self.ledger.move(trajectory_id, State.DROPPED, reason)
-        self.dropped_since_admission[reason, group.ticket.source] += 1
-        self._payload_lost.discard(trajectory_id)
-        self._journal.drop(group.ticket, trajectory_id, reason, error)
-
-    def _lose(self, group: Group, trajectory_id: str, reason: str, error: str | None = None) -> None:
-        self.ledger.move(trajectory_id, State.LOST, reason)
-        self._payload_lost.discard(trajectory_id)
-        self._journal.lost(group.ticket, trajectory_id, reason, error)
-
-    def _drop_stale(self) -> None:
-        again: dict[int, Group] = {}
-        stale = self.pool.pop_older_than(self.version - self.rules.max_staleness)
-        for meta in stale:
-            group = again[meta.group_id] = self.ledger.live[meta.trajectory_id].group
-            self._drop(group, meta.trajectory_id, "stale")
-        self._release(stale)
-        if self.rules.relaunch_stale:
-            for group in again.values():
-                self._launch_again(group, failed=False)
-
-    def _launch_again(self, group: Group, failed: bool) -> None:
-        ticket = group.ticket
-        visit = PromptVisit(ticket.prompt_index, ticket.attempt, group.failures)
-        if not self.pacing.again(ticket.source, visit, failed):
-            self._journal.write(
-                "quarantine", source=ticket.source, prompt_index=ticket.prompt_index, attempts=ticket.attempt + 1
-            )
-
-    def _take_ready(self, trajectory_id: str) -> None:
-        self.pool.discard(next(m for m in self.pool if m.trajectory_id == trajectory_id))
-
-    def _release(self, trajectories: Iterable[TrajectoryMeta]) -> None:
-        self._releasable += [s.unit for meta in trajectories for s in meta.segments]
-
-    def _pause(self, before: State, after: State, event: str) -> None:
-        moved = list(self.ledger.in_state(before))
-        for trajectory_id in moved:
-            self.ledger.move(trajectory_id, after)
-        self._journal.write(event, trajectories=moved)
-
-    def _known(self, source: str) -> None:
-        if source not in self.rules.sources:
-            raise RunError(f"source {source!r} is unknown; the run has {', '.join(self.rules.sources)}")
+        return self.intake.drain_releasable()
 
     # -- questions
 
@@ -479,7 +338,7 @@ class StreamingBuffer:
             "left_over": left_over,
             **{str(s): ledger.count(s) for s in now},
             "quarantined_prompts": self.pacing.quarantined.total(),
-            "late_reports": self.late_reports,
+            "late_reports": self.intake.late_reports,
         }
 
     # -- state

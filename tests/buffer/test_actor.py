@@ -72,7 +72,9 @@ def test_the_buffer_works_as_a_ray_actor(tmp_path, request):
         ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
         conf = make_conf({"a": 1.0}, size=4, mini_batches=2, group_size=2)
-        actor = BufferActor.remote(str(tmp_path / "buffer.log"), conf, str(tmp_path / "events.jsonl"))
+        actor = ray.remote(num_cpus=0)(BufferActor).remote(
+            str(tmp_path / "buffer.log"), conf, str(tmp_path / "events.jsonl")
+        )
         call(actor.begin_batch.remote(1), 60.0, "begin_batch")
         tickets = call(actor.acquire.remote("w", 2, 1.0), 10.0, "acquire")
         chunk = actor.next_chunk.remote(30.0)
