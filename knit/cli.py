@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import signal
 import sys
 import tempfile
@@ -14,9 +13,6 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from knit.errors import ConfigError, KnitError
-
-log = logging.getLogger("knit")
-log.addHandler(logging.NullHandler())  # before there is a run directory, stderr has said it all
 
 TRAIN_HELP = """\
 Settings are overrides in Hydra's grammar:
@@ -46,13 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except KnitError as error:
         _say(str(error), every_line=isinstance(error, ConfigError))
-        log.error("%s", error)
         return error.exit_code
     except KeyboardInterrupt:
         _say("interrupted")
         return 130
     except Exception as error:  # a bug: the traceback is for whoever mends it
-        _say(f"unexpected {type(error).__name__}: {error} (traceback: {_write_traceback()})")
+        _say(f"unexpected {type(error).__name__}: {error} ({_where_traceback_is(error)})")
         return 1
     finally:
         signal.signal(signal.SIGTERM, previous)
@@ -105,12 +100,11 @@ def _check_sources(conf: Any) -> None:
 def _run(conf: Any, resolved: Any) -> dict[str, Any]:
     from knit.config.validate import check
     from knit.prepare import prepare
-    from knit.track.run_dir import create_run_dir, log_to, write_config
+    from knit.track.run_dir import create_run_dir, logged_to, write_config
     from knit.track.tracker import Tracker
 
     create_run_dir(conf, resolved)
-    log_to(resolved.logs_dir / "driver.log")
-    with Tracker(conf, resolved) as tracker:
+    with logged_to(resolved.logs_dir / "driver.log"), Tracker(conf, resolved) as tracker:
         prepared = prepare(conf, resolved.logs_dir, tracker.note)
         if prepared is not conf:
             check(prepared, resolved)
@@ -133,15 +127,14 @@ def _say(message: str, every_line: bool = False) -> None:
         print(f"knit: error: {line}" if number == 0 or every_line else line, file=sys.stderr, flush=True)
 
 
-def _write_traceback() -> str:
-    """Into the log of the run, or a file of its own when there is none yet; returns its path."""
-    files = [h.baseFilename for h in logging.getLogger().handlers if isinstance(h, logging.FileHandler)]
-    if files:
-        log.exception("unexpected error")
-        return files[0]
+def _where_traceback_is(error: Exception) -> str:
+    """In the log of the run; when there is none yet, it is written to a file of its own."""
+    notes = getattr(error, "__notes__", [])
+    if notes:
+        return str(notes[-1])
     with tempfile.NamedTemporaryFile("w", prefix="knit-crash-", suffix=".log", delete=False) as file:
         file.write(traceback.format_exc())
-        return file.name
+    return f"traceback: {file.name}"
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -23,7 +24,7 @@ def missing_name(path: str) -> str | None:
     if source.suffix != ".py":
         return None  # built in, or compiled
     try:
-        names = _top_level_names(ast.parse(source.read_bytes()))
+        names = _names_in(source, source.stat().st_mtime_ns)
     except SyntaxError as error:
         return f"{source}, line {error.lineno}: {error.msg}"
     first = name.split(".")[0]
@@ -57,13 +58,15 @@ def _find_spec(name: str, folders: list[str] | None) -> ModuleSpec | None:
     return None
 
 
-def _top_level_names(tree: ast.Module) -> set[str]:
+@functools.lru_cache(maxsize=256)
+def _names_in(source: Path, mtime_ns: int) -> frozenset[str]:
+    """Every name that the file defines or imports; those inside functions only make the answer more lenient."""
     names: set[str] = set()
-    for node in ast.walk(tree):  # also inside if and try: deeper ones only make it more lenient
+    for node in ast.walk(ast.parse(source.read_bytes())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
-    return names
+    return frozenset(names)

@@ -7,6 +7,8 @@ import logging
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import orjson
@@ -16,7 +18,10 @@ from knit.config.resolved import Resolved
 from knit.config.schema import KnitConf
 from knit.errors import ConfigError
 
+log = logging.getLogger("knit")
+
 PACKAGES = ("knit", "ray", "sglang", "torch", "megatron-core", "transformers", "numpy", "wandb", "reasoning-gym")
+TRACEBACK_NOTE = "traceback: "
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -44,15 +49,27 @@ def write_config(conf: KnitConf, resolved: Resolved) -> None:
     (resolved.run_dir / "config.yaml").write_text(to_yaml(conf))
 
 
-def log_to(path: Path) -> None:
-    """Messages of ``logging`` in this process go to ``path``, warnings of other packages included."""
+@contextmanager
+def logged_to(path: Path) -> Iterator[None]:
+    """Messages of ``logging`` in this process, warnings of other packages included, go to ``path``.
+
+    An error that leaves the block is written there with its traceback and carries a note of the path.
+    """
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
-    root = logging.getLogger()
-    root.addHandler(handler)
-    root.setLevel(logging.WARNING)
-    logging.getLogger("knit").setLevel(logging.INFO)
+    logging.getLogger().addHandler(handler)
+    log.setLevel(logging.INFO)
     logging.captureWarnings(True)
+    try:
+        yield
+    except Exception as error:
+        log.exception("the run ends")
+        error.add_note(f"{TRACEBACK_NOTE}{path}")
+        raise
+    finally:
+        logging.captureWarnings(False)
+        logging.getLogger().removeHandler(handler)
+        handler.close()
 
 
 def versions() -> dict[str, str | None]:
