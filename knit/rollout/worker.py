@@ -64,7 +64,7 @@ class RolloutLoop:
         self.client = EngineClient(
             max_retries=rollout.max_retries,
             engine_wait_s=conf.engine.start_timeout_s,
-            request_timeout_s=rollout.trajectory_timeout_s,
+            request_timeout_s=2 * rollout.trajectory_timeout_s,  # a slow trajectory is no broken engine
         )
         self.sources: dict[str, PromptSource] = {
             s.name: make_source(s, self.tokenizer, conf.seed) for s in conf.sources

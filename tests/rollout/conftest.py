@@ -46,11 +46,25 @@ def rollout_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_qwen3(tmp_path_factory.mktemp("tiny") / "qwen3")
 
 
+def make_server(model: Path, folder: Path) -> SGLangServer:
+    engine = EngineConf(context_length=1024, max_running_requests=64, max_total_tokens=16384)
+    return SGLangServer(
+        "engine0", engine, ModelConf(path=str(model)), device="cpu", log_path=str(folder / "engine.log")
+    )
+
+
 @pytest.fixture(scope="session")
 def rollout_server(rollout_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangServer]:
-    engine = EngineConf(context_length=1024, max_running_requests=64, max_total_tokens=16384, mem_fraction=0.05)
-    log = tmp_path_factory.mktemp("logs") / "engine.log"
-    server = SGLangServer("engine-0", engine, ModelConf(path=str(rollout_model)), device="cpu", log_path=str(log))
+    """One running server for all tests that leave it as they found it."""
+    server = make_server(rollout_model, tmp_path_factory.mktemp("logs"))
     server.start(str(rollout_model), 0)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def own_server(rollout_model: Path, tmp_path: Path) -> Iterator[SGLangServer]:
+    """A server, not started, for a test that kills it."""
+    server = make_server(rollout_model, tmp_path)
     yield server
     server.stop()

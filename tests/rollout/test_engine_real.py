@@ -92,37 +92,47 @@ async def test_a_generation_goes_on_after_a_pause_and_reports_both_versions(
     assert out.logprobs == pytest.approx(reference, abs=1e-5)
 
 
-def test_a_killed_server_is_seen_dead_and_restarts_with_its_version(
-    rollout_server: SGLangServer, rollout_model: Path
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def tree_of(server: SGLangServer) -> list[psutil.Process]:
+    main = psutil.Process(server.pid)
+    return [main, *main.children(recursive=True)]
+
+
+def served_version(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/model_info", timeout=10) as reply:
+        return str(json.loads(reply.read())["weight_version"])
+
+
+def test_a_killed_server_is_seen_dead_restarts_with_its_version_and_stops_without_a_trace(
+    own_server: SGLangServer, rollout_model: Path
 ) -> None:
-    old_url = rollout_server.address.url
-    tree = psutil.Process(rollout_server.pid).children(recursive=True)
-    assert rollout_server.alive()
-    os.kill(rollout_server.pid, signal.SIGKILL)
+    first = own_server.start(str(rollout_model), 0)
+    tree = tree_of(own_server)
+    assert len(tree) >= 3
+    assert own_server.alive()
+    os.kill(own_server.pid, signal.SIGKILL)
     time.sleep(0.5)
-    assert not rollout_server.alive()
-    address = rollout_server.restart(str(rollout_model), 7)
-    assert address.url != old_url
-    with urllib.request.urlopen(f"{address.url}/model_info", timeout=10) as reply:
-        assert json.loads(reply.read())["weight_version"] == "7"
-    assert not [p for p in tree if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-
-def test_stop_is_quick_and_leaves_no_process(rollout_server: SGLangServer, rollout_model: Path) -> None:
-    main = psutil.Process(rollout_server.pid)
-    tree = [main, *main.children(recursive=True)]
+    assert not own_server.alive()
+    second = own_server.restart(str(rollout_model), 7)
+    assert not alive(tree)
+    assert second.url != first.url
+    assert served_version(second.url) == "7"
+    tree = tree_of(own_server)
     started = time.monotonic()
-    rollout_server.stop()
+    own_server.stop()
     assert time.monotonic() - started < 5
-    assert not [p for p in tree if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-    rollout_server.start(str(rollout_model), 0)  # the fixture is shared
+    assert not alive(tree)
 
 
-def test_sigterm_to_the_server_alone_ends_its_children(rollout_server: SGLangServer, rollout_model: Path) -> None:
-    main = psutil.Process(rollout_server.pid)
-    children = main.children(recursive=True)
+@pytest.mark.slow
+def test_sigterm_to_the_server_alone_ends_its_children(own_server: SGLangServer, rollout_model: Path) -> None:
+    own_server.start(str(rollout_model), 0)
+    main, *children = tree_of(own_server)
     main.send_signal(signal.SIGTERM)
     main.wait(5)
-    _, alive = psutil.wait_procs(children, timeout=5)
-    assert not alive
-    rollout_server.start(str(rollout_model), 0)
+    _, left = psutil.wait_procs(children, timeout=5)
+    assert not left
+    assert not own_server.alive()

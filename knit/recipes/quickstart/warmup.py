@@ -4,7 +4,7 @@
 (``model.path``). The model is cached under ``${XDG_CACHE_HOME:-~/.cache}/knit/quickstart-<hash of its settings>``
 and is either whole or not there. ``prepare_options`` may hold ``warmup``:
 
-- ``careless`` (default): in the last 40 of 190 steps half of the demonstrations end wrongly. The policy learns
+- ``careless`` (default): in the last 40 of 240 steps half of the demonstrations end wrongly. The policy learns
   the skills, and then to be unsure of them, which leaves a reinforcement learner something to sharpen.
 - ``clean``: all demonstrations are right.
 """
@@ -60,7 +60,7 @@ class Settings:
 
     warmup: str = "careless"
     seed: int = 0
-    steps: int = 190
+    steps: int = 240
     batch: int = 64
     lr: float = 3e-3
     lr_warmup_steps: int = 20
