@@ -58,6 +58,7 @@ class TrajectoryRunner:
         )
         try:
             trajectory = await asyncio.wait_for(self.loop.run(prompt, self._generate(temperature), env), limit)
+            check(trajectory_id, trajectory)
         except TrajectoryFailed:
             raise
         except TimeoutError:
@@ -68,7 +69,6 @@ class TrajectoryRunner:
         except Exception as error:  # an agent loop is user code: it may raise anything
             message = f"trajectory {trajectory_id}: {type(error).__name__}: {error}"
             raise TrajectoryFailed("failed", message) from error
-        check(trajectory_id, trajectory)
         return trajectory
 
     async def score(self, prompt: Prompt, trajectory: Trajectory) -> Scored:

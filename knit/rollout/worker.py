@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from knit.common.paths import load_path
 from knit.common.procs import redirect_output
 from knit.config.schema import KnitConf
-from knit.errors import RunError, StoreError
+from knit.errors import RunError
 from knit.rollout.agent import Trajectory, TrajectoryFailed
 from knit.rollout.client import EngineClient
 from knit.rollout.evaluate import EvalScores, Evaluator
@@ -31,6 +31,7 @@ from knit.rollout.rewards import Reward, Rewarder
 from knit.rollout.tokenizer import Tokenizer
 from knit.rollout.trajectory import TrajectoryRunner, root_cause
 from knit.store.base import UnitStore
+from knit.store.unit import Unit
 from knit.track.console import Sample
 from knit.types import (
     Completion,
@@ -178,13 +179,7 @@ class RolloutLoop:
         self._in_flight += ticket.size
         task = asyncio.create_task(self._group(ticket))
         self._groups.add(task)
-        task.add_done_callback(lambda t: self._ended(t, ticket))
-
-    def _ended(self, task: asyncio.Task[None], ticket: Ticket) -> None:
-        self._groups.discard(task)
-        self._room.set()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._log_once(f"group {ticket.group_id}: {root_cause(error)}")
+        task.add_done_callback(self._groups.discard)
 
     def _member_ended(self) -> None:
         self._in_flight -= 1
@@ -195,32 +190,42 @@ class RolloutLoop:
     # -- one group
 
     async def _group(self, ticket: Ticket) -> None:
+        """Whatever happens, the group is reported."""
         try:
-            prompt = self.sources[ticket.source].prompt(ticket.prompt_index)
+            report = await self._outcome(ticket)
+        except TrajectoryFailed as error:
+            report = self._all_failed(ticket, error)
+        except Exception as error:  # a mistake of ours or of user code; it must not leave the buffer waiting
+            report = self._all_failed(ticket, TrajectoryFailed("failed", root_cause(error)))
+        self.reporter.judged(report)
+
+    async def _outcome(self, ticket: Ticket) -> GroupReport:
+        prompt = self._prompt(ticket)
+        members = await asyncio.gather(*[self._member(ticket, m, prompt) for m in range(ticket.size)])
+        failed = [m for m in members if isinstance(m, Failed)]
+        done = {m[0].trajectory_id: m for m in members if not isinstance(m, Failed)}
+        try:
+            report = self.rules.judge(ticket, prompt, [meta for meta, _ in done.values()], failed)
+        except Exception as error:  # group filter and advantage are user code
+            raise TrajectoryFailed("judge_failed", root_cause(error)) from error
+        units = [u for t in report.accepted for u in units_of(t.trajectory_id, done[t.trajectory_id][1])]
+        if units:
+            await self._store(units)
+        return report
+
+    def _prompt(self, ticket: Ticket) -> Prompt:
+        try:
+            return self.sources[ticket.source].prompt(ticket.prompt_index)
         except Exception as error:  # a prompt source is user code
             for _ in range(ticket.size):
                 self._member_ended()
-            self._fail_all(ticket, "prompt_failed", root_cause(error))
-            return
-        members = await asyncio.gather(*[self._member(ticket, m, prompt) for m in range(ticket.size)])
-        failed = [m for m in members if isinstance(m, Failed)]
-        done = [m for m in members if not isinstance(m, Failed)]
+            raise TrajectoryFailed("prompt_failed", root_cause(error)) from error
+
+    async def _store(self, units: list[Unit]) -> None:
         try:
-            report = self.rules.judge(ticket, prompt, [meta for meta, _ in done], failed)
-        except Exception as error:  # group filter and advantage are user code
-            self._fail_all(ticket, "judge_failed", root_cause(error))
-            return
-        accepted = {t.trajectory_id for t in report.accepted}
-        units = [
-            u for m, trajectory in done if m.trajectory_id in accepted for u in units_of(m.trajectory_id, trajectory)
-        ]
-        try:
-            if units:
-                await asyncio.to_thread(self.store.write, units)
-        except StoreError as error:
-            self._fail_all(ticket, "store_failed", root_cause(error), retry=True)
-            return
-        self.reporter.judged(report)
+            await asyncio.to_thread(self.store.write, units)
+        except Exception as error:  # each backend has its own; the run's supervision decides whether it is over
+            raise TrajectoryFailed("store_failed", root_cause(error), infrastructure=True) from error
 
     async def _member(self, ticket: Ticket, member: int, prompt: Prompt) -> tuple[TrajectoryMeta, Trajectory] | Failed:
         name = trajectory_id(ticket.group_id, member)
@@ -232,6 +237,9 @@ class RolloutLoop:
         except TrajectoryFailed as error:
             self._log_once(f"{error.reason}: {root_cause(error)}", key=f"{error.reason}/{type(error.__cause__)}")
             return Failed(name, error.reason, root_cause(error), error.infrastructure)
+        except Exception as error:  # a failure stays with its trajectory, whatever it is
+            self._log_once(f"failed: {root_cause(error)}", key=f"failed/{type(error)}")
+            return Failed(name, "failed", root_cause(error))
         self._samples[ticket.source] = readable(name, prompt, scored)
         return meta_of(ticket, member, scored), trajectory
 
@@ -241,10 +249,10 @@ class RolloutLoop:
         finally:
             self._member_ended()  # its reward does not hold a slot
 
-    def _fail_all(self, ticket: Ticket, reason: str, error: str, retry: bool = False) -> None:
-        self._log_once(f"{reason}: {error}", key=reason)
-        dropped = dict.fromkeys(ticket.trajectory_ids(), reason)
-        self.reporter.judged(GroupReport(ticket.group_id, (), dropped, retry=retry, error=error))
+    def _all_failed(self, ticket: Ticket, error: TrajectoryFailed) -> GroupReport:
+        self._log_once(f"{error.reason}: {error}", key=error.reason)
+        dropped = dict.fromkeys(ticket.trajectory_ids(), error.reason)
+        return GroupReport(ticket.group_id, (), dropped, retry=error.infrastructure, error=str(error))
 
     def _runner(self, rewards: dict[str, Reward]) -> TrajectoryRunner:
         rollout = self.conf.rollout

@@ -152,6 +152,26 @@ async def test_a_store_that_fails_costs_the_group_not_the_run(tmp_path: Path) ->
     assert all(g.retry and set(g.dropped.values()) == {"store_failed"} for g in groups)
 
 
+class Broken:
+    """A loop that returns what no loop may return."""
+
+    def __init__(self, conf: Any) -> None: ...
+
+    async def run(self, prompt: Prompt, generate: Generate, env: Env) -> None:
+        await generate(prompt.input_ids)
+
+
+async def test_every_group_is_reported_whatever_user_code_does(tmp_path: Path) -> None:
+    conf = conf_in(tmp_path, agent_loop="tests.rollout.test_worker:Broken")
+    loop, buffer, _ = make(conf, [ticket(1), ticket(2, source="missing")])
+    async with engines(FakeEngine("e0", Counting())) as addresses, running(loop, addresses):
+        first, second = sorted(await buffer.wait_for_groups(2), key=lambda g: g.group_id)
+        assert loop.metrics()["in_flight"] == 0
+    assert set(first.dropped.values()) == {"failed"}
+    assert set(second.dropped.values()) == {"prompt_failed"}
+    assert "missing" in (second.error or "")
+
+
 async def test_the_loss_of_the_buffer_ends_the_worker_with_its_error(tmp_path: Path) -> None:
     loop, buffer, _ = make(conf_in(tmp_path), [ticket(1)])
     buffer.error = RunError("buffer is gone")
