@@ -8,11 +8,11 @@ is admissible when every predicate P_i,t and every guard Q_k holds (paper equati
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from knit.buffer.guards import NoRoomLimit, Room
+from knit.buffer.guards import Room
 from knit.buffer.lifecycle import StepProgress
 from knit.buffer.policies import Pace
 from knit.buffer.quotas import exact
@@ -45,7 +45,6 @@ class TrainBatch:
     chunk: int = 0
     total: int = 0  # b_0
     admitted: tuple[Counter[str], ...] = ()  # per quota group: class -> b_i
-    by_source: Counter[str] = field(default_factory=Counter)
     trained_mini_batches: int = 0
     targets: dict[str, tuple[int, ...]] = field(default_factory=dict)
     guard_blocked: bool = False
@@ -57,6 +56,10 @@ class TrainBatch:
             schedule = self.rules.policy.schedule(name)
             if schedule is not None:
                 self.targets[name] = targets(self.start.get(name, 0), quota.minimum, schedule)
+
+    @property
+    def by_source(self) -> Counter[str]:
+        return self.admitted[0]
 
     @property
     def complete(self) -> bool:
@@ -91,8 +94,7 @@ class TrainBatch:
         return entries
 
     def room(self) -> Room:
-        kind = Room if self.rules.policy.guarded else NoRoomLimit
-        return kind(self.rules.groups, self.admitted, self.rules.size, self.total)
+        return Room(self.rules.groups, self.admitted, self.rules.size, self.total, self.rules.policy.guarded)
 
     def guard_blocks(self, pool: ReadyPool) -> list[Block]:
         """Why the guards allow no candidate although enough is ready, per quota group."""
@@ -125,13 +127,12 @@ class TrainBatch:
     def chunks_admitted(self) -> int:
         return sum(len(sizes) for sizes in self.rules.chunk_sizes[: self.mini_batch]) + self.chunk
 
-    def admit(self, entries: Iterable[Entry]) -> None:
+    def admit(self, entries: Sequence[Entry]) -> None:
         """Count the chunk and move on to the next one."""
-        for entry in entries:
-            for counts, name in zip(self.admitted, entry.cell, strict=True):
-                counts[name] += 1
-            self.by_source[entry.meta.source] += 1
-            self.total += 1
+        for cell, count in Counter([entry.cell for entry in entries]).items():
+            for counts, name in zip(self.admitted, cell, strict=True):
+                counts[name] += count
+        self.total += len(entries)
         last = self.last_of_mini_batch
         self.chunk = 0 if last else self.chunk + 1
         self.mini_batch += last

@@ -2,12 +2,13 @@
 
 For a group G of quotas with final minima τ_i and a batch of τ_0 trajectories, a candidate with cumulative
 counts b_i (b_0 in all) may be admitted only if Σ_{i∈G} (τ_i − b_i)⁺ ≤ τ_0 − b_0. ``Room`` keeps both sides
-while a candidate is put together, so that asking about one more trajectory costs O(groups).
+while a candidate is put together, so that one more trajectory costs O(groups).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from knit.buffer.quotas import QuotaGroup
 
@@ -26,67 +27,95 @@ def holds(group: QuotaGroup, counts: Mapping[str, int], size: int, admitted: int
     return within and deficit(group, counts) <= size - admitted
 
 
-class Room:
-    """What a growing candidate may still take. Taking never re-opens a cell that was refused."""
+@dataclass(slots=True)
+class GroupRoom:
+    """One side of equation (4) less the other: slots of the batch that are not reserved for unmet minima."""
 
-    def __init__(self, groups: Sequence[QuotaGroup], counts: Sequence[Mapping[str, int]], size: int, admitted: int):
-        """``counts[k]`` is the admitted count per class of group k; ``admitted`` is b_0."""
+    slack: int
+
+
+@dataclass(slots=True)
+class ClassRoom:
+    """What one class may still take: ``need`` without using slack, ``headroom`` in all."""
+
+    group: GroupRoom
+    need: int
+    headroom: int
+
+
+Rooms = tuple[ClassRoom, ...]
+"""Of one cell: its class in every group."""
+
+
+class Room:
+    """What a growing candidate may still take. A cell that was refused once stays refused."""
+
+    def __init__(
+        self,
+        groups: Sequence[QuotaGroup],
+        counts: Sequence[Mapping[str, int]],
+        size: int,
+        admitted: int,
+        guarded: bool = True,
+    ):
+        """``counts[k]`` is the admitted count per class of group k, ``admitted`` is b_0. Unguarded: all is allowed."""
         self.free = size - admitted
         self.needs = [
-            {name: max(0, q.minimum - have.get(name, 0)) for name, q in group.quotas.items()}
+            {name: max(0, quota.minimum - have.get(name, 0)) for name, quota in group.quotas.items()}
             for group, have in zip(groups, counts, strict=True)
         ]
-        self.headroom = [
-            {name: q.maximum - have.get(name, 0) for name, q in group.quotas.items()}
-            for group, have in zip(groups, counts, strict=True)
-        ]
-        self.slack = [self.free - sum(needs.values()) for needs in self.needs]
+        self.slack = [self.free - sum(needs.values()) if guarded else self.free for needs in self.needs]
+        self._groups = [GroupRoom(slack) for slack in self.slack]
+        self._classes: list[dict[str, ClassRoom]] = [{} for _ in groups]
+        if guarded:
+            for k, group in enumerate(groups):
+                self._classes[k] = {
+                    name: ClassRoom(self._groups[k], self.needs[k][name], quota.maximum - counts[k].get(name, 0))
+                    for name, quota in group.quotas.items()
+                }
 
-    def allows(self, cell: Cell) -> bool:
-        """May one more trajectory of this cell be admitted without making any final quota unattainable?"""
-        for k, name in enumerate(cell):
-            if self.headroom[k].get(name, self.free) <= 0:
-                return False
-            if self.slack[k] <= 0 and not self.needs[k].get(name, 0):
-                return False
-        return True
-
-    def cost(self, cell: Cell) -> int:
-        """In how many groups the cell is surplus, that is, uses up slack. Never falls while taking."""
-        return sum(not self.needs[k].get(name, 0) for k, name in enumerate(cell))
-
-    def take(self, cell: Cell) -> None:
-        for k, name in enumerate(cell):
-            if self.needs[k].get(name, 0):
-                self.needs[k][name] -= 1
-            else:
-                self.slack[k] -= 1
-            if name in self.headroom[k]:
-                self.headroom[k][name] -= 1
-        self.free -= 1
+    def rooms(self, cell: Cell) -> Rooms:
+        """The live rooms of a cell; unlisted classes have no minimum and no maximum."""
+        return tuple([self._class(k, name) for k, name in enumerate(cell)])
 
     def at_most(self, available: Mapping[Cell, int]) -> int:
         """Upper bound of how many of the available can be taken at once; exact when there is one group."""
         bound = sum(available.values())
-        for k in range(len(self.needs)):
+        for k, group in enumerate(self._groups):
             by_class: dict[str, int] = {}
             for cell, count in available.items():
                 by_class[cell[k]] = by_class.get(cell[k], 0) + count
             needed = surplus = 0
             for name, count in by_class.items():
-                count = min(count, max(0, self.headroom[k].get(name, count)))
-                need = min(count, self.needs[k].get(name, 0))
+                room = self._class(k, name)
+                count = min(count, max(0, room.headroom))
+                need = min(count, room.need)
                 needed += need
                 surplus += count - need
-            bound = min(bound, needed + min(surplus, max(0, self.slack[k])))
+            bound = min(bound, needed + min(surplus, max(0, group.slack)))
         return bound
 
+    def _class(self, k: int, name: str) -> ClassRoom:
+        room = self._classes[k].get(name)
+        if room is None:
+            room = self._classes[k][name] = ClassRoom(self._groups[k], 0, self.free)
+        return room
 
-class NoRoomLimit(Room):
-    """No guards: everything ready may be taken (the policies ``on_completion`` and ``no_guards``)."""
 
-    def allows(self, cell: Cell) -> bool:
-        return True
+def take(rooms: Rooms) -> bool:
+    """Take one more trajectory of a cell. False, and nothing changed, if that made a final quota unattainable."""
+    for room in rooms:
+        if room.headroom <= 0 or (not room.need and room.group.slack <= 0):
+            return False
+    for room in rooms:
+        if room.need:
+            room.need -= 1
+        else:
+            room.group.slack -= 1
+        room.headroom -= 1
+    return True
 
-    def at_most(self, available: Mapping[Cell, int]) -> int:
-        return sum(available.values())
+
+def cost(rooms: Rooms) -> int:
+    """In how many groups the cell is surplus, that is, uses up slack. Never falls while a candidate grows."""
+    return sum(not room.need for room in rooms)

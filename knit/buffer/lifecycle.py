@@ -10,11 +10,11 @@ launched = running + paused + completed + ready + admitted + trained + dropped +
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from knit.errors import RunError
-from knit.types import ENDS, State, Ticket
+from knit.types import ENDS, State, Ticket, TrajectoryMeta
 
 _GONE = {State.DROPPED, State.LOST}
 ARROWS: dict[State, set[State]] = {
@@ -112,6 +112,18 @@ class Ledger:
         if state in ENDS:
             self._end(trajectory_id, live, reason)
         return live
+
+    def admit(self, trajectories: Sequence[TrajectoryMeta]) -> None:
+        """``move`` of many ready trajectories to admitted, in one pass."""
+        moved: Counter[str] = Counter([meta.source for meta in trajectories])
+        for meta in trajectories:
+            live = self.live.get(meta.trajectory_id)
+            if live is None or live.state is not State.READY:
+                raise RunError(f"trajectory {meta.trajectory_id} is admitted, but it is not ready")
+            live.state = State.ADMITTED
+        for source, count in moved.items():
+            self._states[source][State.READY] -= count
+            self._states[source][State.ADMITTED] += count
 
     def close(self, group_id: int) -> None:
         """The group's verdict is complete."""

@@ -78,19 +78,22 @@ class Pacing:
         ``starving``: the batch lacks trajectories, nothing is in flight and no slot is free, because what is
         ready is of the wrong class. Then one group is launched beyond the slots.
         """
-        sources = [name for name in self.quotas if self.can_launch(name)]
-        deficits = [(outstanding[name] - self.quotas[name].minimum, k, name) for k, name in enumerate(sources)]
-        if deficits and (worst := min(deficits))[0] < 0:
-            return worst[2]
-        if not starving and self.used(outstanding) >= self.slots:
-            return None
-        horizon = self.max_staleness + 1
-        ranked = [
-            (outstanding[name] / self.weights[name], k, name)
-            for k, name in enumerate(sources)
-            if self.weights[name] > 0 and (outstanding[name] < horizon * self.quotas[name].maximum)
-        ]
-        return min(ranked)[2] if ranked else None
+        used, worst, least = 0, 0, float("inf")
+        behind: str | None = None  # with the largest unfilled reservation
+        lightest: str | None = None  # with the least outstanding per weight
+        for name, quota in self.quotas.items():
+            out, low = outstanding[name], quota.minimum
+            used += max(out, low)
+            if name in self.exhausted and not self.can_launch(name):
+                continue
+            if out - low < worst:
+                worst, behind = out - low, name
+            weight = self.weights[name]
+            if weight > 0 and out < (self.max_staleness + 1) * quota.maximum and out / weight < least:
+                least, lightest = out / weight, name
+        if behind is not None:
+            return behind
+        return lightest if starving or used < self.slots else None
 
     def can_launch(self, source: str) -> bool:
         return source not in self.exhausted or bool(self.retries[source])

@@ -1,10 +1,10 @@
-"""The ready pool: one heap per cell, so that no decision ever looks at all ready trajectories."""
+"""The ready pool: one sorted list per cell, so that no decision ever looks at all ready trajectories."""
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from knit.buffer.guards import Cell
@@ -27,57 +27,53 @@ class Entry(NamedTuple):
 
 
 class ReadyPool:
-    """Ready trajectories by cell. ``counts`` (per cell) and ``by_source`` are always exact."""
+    """Ready trajectories by cell, each list in selection order. ``by_source`` and ``counts`` are exact."""
 
     def __init__(self, groups: Sequence[QuotaGroup], key: Key):
         self._groups, self._key = groups, key
-        self._heaps: dict[Cell, list[Entry]] = {}
-        self._gone: set[str] = set()
         self._arrivals = 0
-        self._by_version: Counter[int] = Counter()
-        self.counts: dict[Cell, int] = {}
+        self.cells: dict[Cell, list[Entry]] = {}
         self.by_source: Counter[str] = Counter()
+        self._by_version: Counter[int] = Counter()
 
     def __len__(self) -> int:
-        return self.by_source.total()
+        return sum(map(len, self.cells.values()))
 
     def __iter__(self) -> Iterator[TrajectoryMeta]:
         """All ready trajectories in order of arrival: O(ready), for state and the end of a run."""
-        entries = [e for heap in self._heaps.values() for e in heap if e.meta.trajectory_id not in self._gone]
+        entries = [e for cell in self.cells.values() for e in cell]
         return iter([e.meta for e in sorted(entries, key=lambda e: e.arrival)])
 
+    @property
+    def counts(self) -> dict[Cell, int]:
+        return {cell: len(entries) for cell, entries in self.cells.items()}
+
     def add(self, meta: TrajectoryMeta) -> None:
-        """O(log ready)."""
+        """A binary search and a move of what comes after it: short, as the latest mostly goes last."""
         cell = tuple([group.by(meta) for group in self._groups])
         versions = [r.version for s in meta.segments for r in s.versions]
-        key, oldest = self._key(meta, self._arrivals), min(versions)
-        heap = self._heaps.setdefault(cell, [])
-        heappush(heap, Entry(key, self._arrivals, oldest, max(versions), cell, meta))
+        oldest = min(versions)
+        entry = Entry(self._key(meta, self._arrivals), self._arrivals, oldest, max(versions), cell, meta)
+        insort(self.cells.setdefault(cell, []), entry)
         self._arrivals += 1
-        self._account(cell, meta.source, oldest, 1)
+        self.by_source[meta.source] += 1
+        self._by_version[oldest] += 1
 
-    def first(self, cell: Cell) -> Any:
-        """Selection key of the cell's next trajectory. The cell must not be empty."""
-        return self._top(cell).key
-
-    def pop(self, cell: Cell) -> Entry:
-        entry = self._top(cell)
-        heappop(self._heaps[cell])
-        self._account(cell, entry.meta.source, entry.oldest_version, -1)
-        return entry
-
-    def put_back(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            heappush(self._heaps[entry.cell], entry)
-            self._account(entry.cell, entry.meta.source, entry.oldest_version, 1)
+    def take_first(self, counts: Mapping[Cell, int]) -> None:
+        """Remove the first ``counts[cell]`` of each cell."""
+        for cell, count in counts.items():
+            entries = self.cells[cell]
+            self._by_version.subtract([e.oldest_version for e in entries[:count]])
+            self.by_source[cell[0]] -= count
+            del entries[:count]
 
     def discard(self, trajectory_id: str) -> None:
-        """Take one trajectory out of turn: O(ready) to find it; it stays in its heap until it comes up."""
-        for heap in self._heaps.values():
-            for e in heap:
-                if e.meta.trajectory_id == trajectory_id and trajectory_id not in self._gone:
-                    self._gone.add(trajectory_id)
-                    self._account(e.cell, e.meta.source, e.oldest_version, -1)
+        """Take one trajectory out of turn: O(ready). Raises KeyError if it is not here."""
+        for entries in self.cells.values():
+            for place, e in enumerate(entries):
+                if e.meta.trajectory_id == trajectory_id:
+                    self._forget(e)
+                    del entries[place]
                     return
         raise KeyError(trajectory_id)
 
@@ -86,24 +82,14 @@ class ReadyPool:
         if not any(v < version and count for v, count in self._by_version.items()):
             return []
         stale: list[Entry] = []
-        for cell, heap in self._heaps.items():
-            live = [e for e in heap if e.meta.trajectory_id not in self._gone]
-            stale += [e for e in live if e.oldest_version < version]
-            self._heaps[cell] = [e for e in live if e.oldest_version >= version]
-            heapify(self._heaps[cell])
-        self._gone.clear()
+        for cell, entries in self.cells.items():
+            stale += [e for e in entries if e.oldest_version < version]
+            self.cells[cell] = [e for e in entries if e.oldest_version >= version]
         for e in stale:
-            self._account(e.cell, e.meta.source, e.oldest_version, -1)
+            self._forget(e)
         self._by_version = +self._by_version
         return [e.meta for e in sorted(stale, key=lambda e: e.arrival)]
 
-    def _top(self, cell: Cell) -> Entry:
-        heap = self._heaps[cell]
-        while self._gone and heap[0].meta.trajectory_id in self._gone:
-            self._gone.discard(heappop(heap).meta.trajectory_id)
-        return heap[0]
-
-    def _account(self, cell: Cell, source: str, version: int, change: int) -> None:
-        self.counts[cell] = self.counts.get(cell, 0) + change
-        self.by_source[source] += change
-        self._by_version[version] += change
+    def _forget(self, entry: Entry) -> None:
+        self.by_source[entry.meta.source] -= 1
+        self._by_version[entry.oldest_version] -= 1

@@ -3,7 +3,7 @@
 The default takes the oldest launch first among what keeps every guard true, and looks for a feasible
 candidate before giving up: with one quota group the greedy walk is complete (a trajectory either fills a
 deficit, which costs no slack, or uses one unit of it, whatever the order); with several groups a second walk
-prefers what uses the least slack. A walk that fails puts everything back.
+prefers what uses the least slack. Nothing is taken out of the pool before a candidate is complete.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heapreplace
 from typing import Any
 
-from knit.buffer.guards import Cell, Room
+from knit.buffer.guards import Cell, Room, Rooms, cost, take
 from knit.buffer.ready import Entry, Key, ReadyPool
 from knit.types import TrajectoryMeta
 
-Score = Callable[[Cell], Any]
-"""Rank of a cell's next trajectory; must never fall while a candidate grows."""
+Score = Callable[[Cell, Rooms], int]
+"""What ranks before the selection key; must never fall while a candidate grows."""
 
 
 def oldest(meta: TrajectoryMeta, arrival: int) -> int:
@@ -49,48 +49,84 @@ def select(
     room = make_room()
     if room.at_most(pool.counts) < size:
         return None, True
-    entries, refused = _walk(pool, room, size, _even_mix(pool, room, minima) if minima else pool.first)
-    if entries is None and len(room.slack) > 1:
-        room = make_room()
-        entries, _ = _walk(pool, room, size, _least_slack(pool, room))
-    return entries, refused
-
-
-def _walk(pool: ReadyPool, room: Room, size: int, score: Score) -> tuple[list[Entry] | None, bool]:
-    """Greedy merge over the cells: O(size · log cells) pops."""
-    counts = pool.counts
-    heads = [(score(cell), cell) for cell, count in counts.items() if count]
-    heapify(heads)
-    taken: list[Entry] = []
-    refused = False
-    while heads and len(taken) < size:
-        rank, cell = heads[0]
-        if not counts[cell]:
-            heappop(heads)
-        elif not room.allows(cell):
-            heappop(heads)  # a cell that is refused once stays refused
-            refused = True
-        elif (now := score(cell)) != rank:
-            heapreplace(heads, (now, cell))
-        else:
-            taken.append(pool.pop(cell))
-            room.take(cell)
-    if len(taken) < size:
-        pool.put_back(taken)
+    walk = _Walk(pool, room, size)
+    done = walk.ranked(_even_mix(minima)) if minima else walk.merged()
+    refused = walk.refused
+    if not done and len(room.slack) > 1:
+        walk = _Walk(pool, make_room(), size)
+        done = walk.ranked(lambda cell, rooms: cost(rooms))
+    if not done:
         return None, refused
-    return taken, refused
+    pool.take_first(walk.counts())
+    return walk.taken, refused
 
 
-def _least_slack(pool: ReadyPool, room: Room) -> Score:
-    return lambda cell: (room.cost(cell), pool.first(cell))
+class _Walk:
+    """A greedy merge over the cells: O(size · log cells), each cell in its own order."""
+
+    def __init__(self, pool: ReadyPool, room: Room, size: int):
+        self.size = size
+        self.taken: list[Entry] = []
+        self.refused = False
+        self._iterators = {cell: iter(entries) for cell, entries in pool.cells.items() if entries}
+        self._rooms = {cell: room.rooms(cell) for cell in self._iterators}
+
+    def counts(self) -> dict[Cell, int]:
+        counts: dict[Cell, int] = {}
+        for entry in self.taken:
+            counts[entry.cell] = counts.get(entry.cell, 0) + 1
+        return counts
+
+    def merged(self) -> bool:
+        """By selection key alone. True if the candidate is complete."""
+        size, taken, rooms, iterators = self.size, self.taken, self._rooms, self._iterators
+        heads = [next(entries) for entries in iterators.values()]
+        heapify(heads)
+        while heads and len(taken) < size:
+            entry = heads[0]
+            cell = entry.cell
+            if not take(rooms[cell]):
+                heappop(heads)  # a cell that is refused once stays refused
+                self.refused = True
+                continue
+            taken.append(entry)
+            following = next(iterators[cell], None)
+            if following is None:
+                heappop(heads)
+            else:
+                heapreplace(heads, following)
+        return len(taken) == size
+
+    def ranked(self, score: Score) -> bool:
+        """By score, then by selection key. Scores that grew meanwhile are looked at again before they count."""
+        heads: list[tuple[int, Entry]] = []
+        for cell, entries in self._iterators.items():
+            heads.append((score(cell, self._rooms[cell]), next(entries)))
+        heapify(heads)
+        while heads and len(self.taken) < self.size:
+            rank, entry = heads[0]
+            rooms = self._rooms[entry.cell]
+            now = score(entry.cell, rooms)
+            if now != rank:
+                heapreplace(heads, (now, entry))
+            elif not take(rooms):
+                heappop(heads)
+                self.refused = True
+            else:
+                self.taken.append(entry)
+                following: Any = next(self._iterators[entry.cell], None)
+                if following is None:
+                    heappop(heads)
+                else:
+                    heapreplace(heads, (score(entry.cell, rooms), following))
+        return len(self.taken) == self.size
 
 
-def _even_mix(pool: ReadyPool, room: Room, minima: Mapping[str, int]) -> Score:
+def _even_mix(minima: Mapping[str, int]) -> Score:
     """Share of the source's minimum that is filled, in whole 1e-9: an order, so rounding cannot hurt."""
 
-    def score(cell: Cell) -> tuple[int, Any]:
-        minimum, need = minima.get(cell[0], 0), room.needs[0].get(cell[0], 0)
-        filled = (minimum - need) * 10**9 // minimum if need else 10**9
-        return filled, pool.first(cell)
+    def score(cell: Cell, rooms: Rooms) -> int:
+        need, minimum = rooms[0].need, minima.get(cell[0], 0)
+        return (minimum - need) * 10**9 // minimum if need else 10**9
 
     return score

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
+from knit.buffer.ready import Entry
 from knit.errors import RunError
 from knit.types import TrajectoryMeta
 
 
-def check(meta: TrajectoryMeta, oldest: int, newest: int, train_version: int, bound: int) -> None:
-    """Raise RunError if the trajectory is over-stale, or was sampled by a version that is not published yet.
-
-    ``oldest`` and ``newest`` are the versions of its tokens.
-    """
-    if newest > train_version:
+def check(entries: Sequence[Entry], train_version: int, bound: int) -> None:
+    """Raise RunError if one is over-stale, or was sampled by a version that is not published yet."""
+    newest = max(entries, key=attrgetter("newest_version"))
+    oldest = min(entries, key=attrgetter("oldest_version"))
+    if newest.newest_version > train_version:
         raise RunError(
-            f"trajectory {meta.trajectory_id} of {meta.source!r} has tokens of weight version {newest}, but its "
-            f"train batch starts from version {train_version}: negative staleness; an engine is ahead of the buffer"
+            f"trajectory {newest.meta.trajectory_id} of {newest.meta.source!r} has tokens of weight version "
+            f"{newest.newest_version}, but its train batch starts from version {train_version}: negative staleness; "
+            "an engine is ahead of the buffer"
         )
-    if train_version - oldest > bound:
+    if train_version - oldest.oldest_version > bound:
         raise RunError(
-            f"trajectory {meta.trajectory_id} of {meta.source!r} has staleness {train_version - oldest}, above "
-            f"admission.max_staleness={bound}"
+            f"trajectory {oldest.meta.trajectory_id} of {oldest.meta.source!r} has staleness "
+            f"{train_version - oldest.oldest_version}, above admission.max_staleness={bound}"
         )
 
 

@@ -87,7 +87,9 @@ class StreamingBuffer:
             return tickets
         outstanding, rollout_step = self.outstanding(), self.step + (self.batch is None)
         while len(tickets) < max_groups:
-            source = self.pacing.next_source(outstanding, self._starving())
+            source = self.pacing.next_source(outstanding)
+            if source is None and self._starving():
+                source = self.pacing.next_source(outstanding, starving=True)
             if source is None:
                 break
             tickets.append(self.intake.launch(source, worker, rollout_step, self.clock()))
@@ -234,10 +236,9 @@ class StreamingBuffer:
         self.intake.drop_stale()
 
     def _admit(self, batch: TrainBatch, entries: Sequence[Entry], now_s: float) -> Chunk:
-        for e in entries:
-            staleness.check(e.meta, e.oldest_version, e.newest_version, batch.train_version, self.rules.max_staleness)
-            self.ledger.move(e.meta.trajectory_id, State.ADMITTED)
+        staleness.check(entries, batch.train_version, self.rules.max_staleness)
         trajectories = tuple([e.meta for e in entries])
+        self.ledger.admit(trajectories)
         chunk = Chunk(
             step=batch.step,
             mini_batch=batch.mini_batch,
