@@ -83,6 +83,7 @@ class Loop:
                     max_tokens_per_micro=self.conf.batch.max_tokens_per_micro,
                     normaliser=algorithm.loss_normaliser,
                 )
+                await self.crew.admit("training_started", step, chunk.mini_batch, chunk.chunk)
                 reports = await self.crew.train("forward_backward", plan)
             times.move("train", "wait_data", meter.chunk(plan.trained_tokens, reports))
             normaliser += plan.trajectories if algorithm.loss_normaliser == "trajectory" else plan.trained_tokens
@@ -171,7 +172,7 @@ class Loop:
         counts = await self.crew.admit("finish")
         summary = build_summary(
             self.record,
-            Ends(**counts),
+            Ends.of(counts),
             wall_s=time.monotonic() - self._started,
             engine_restarts=self.crew.engines.restarts,
             peak_memory_bytes=self.memory.close(),

@@ -28,7 +28,5 @@ class Probe:
         timeout_s = crew.conf.sync.timeout_s
         engine = await worker.call("probe", self.sequences, timeout_s=timeout_s)
         trainer = (await crew.train("logprobs", self.sequences))[0]
-        differences = np.concatenate(
-            [np.abs(np.subtract(e[1:], t[1:])) for e, t in zip(engine, trainer, strict=True)]
-        )
+        differences = np.concatenate([np.abs(np.subtract(e[1:], t[1:])) for e, t in zip(engine, trainer, strict=True)])
         return {"mismatch/probe": float(differences.mean()), "mismatch/probe_max": float(differences.max())}

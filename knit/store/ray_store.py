@@ -42,8 +42,7 @@ class PayloadKeeper:
         return [self._table.find(k) for k in keys]
 
     def release(self, keys: list[str]) -> None:
-        for ref in self._table.release(keys):
-            ray.internal.free([ref])
+        self._table.release(keys)  # the last reference to a bulk goes with it, and Ray deletes the object
 
     def stored_bytes(self) -> int:
         return self._table.bytes
