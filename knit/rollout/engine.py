@@ -7,6 +7,7 @@
 - Every start takes a new port, so a client that still holds the old address can never reach a restarted
   server before it has been told of it.
 - ``stop`` returns within a few seconds and leaves no process of the server's tree.
+- The server dies with the thread that started it.
 - Neither this process nor its caller imports torch.
 """
 
@@ -26,7 +27,7 @@ from typing import Any
 import orjson
 
 from knit.common.net import free_port, node_ip
-from knit.common.procs import redirect_output, tail, terminate_tree
+from knit.common.procs import die_with_parent, redirect_output, tail, terminate_tree
 from knit.config.schema import EngineConf, ModelConf
 from knit.errors import EngineError
 from knit.types import EngineAddress
@@ -200,6 +201,7 @@ class SGLangServer:
                 stderr=subprocess.STDOUT,
                 env=os.environ | server_env(self.engine, self.device),
                 start_new_session=True,
+                preexec_fn=die_with_parent,
             )
 
     def _wait_until_up(self, url: str) -> None:

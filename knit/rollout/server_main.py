@@ -2,21 +2,36 @@
 
 Runs SGLang's own server with its plugins. Three guarantees of ours around it:
 
-- It dies with the process that started it, and SIGTERM ends it and its children at once (SGLang would
-  first drain open requests, for as long as they take).
+- SIGTERM ends it and its children at once (SGLang would first drain open requests, for as long as they take).
+- Its children die with it from their first moment on; SGLang ties them to it only when their imports are done.
 - On the CPU build of torch, torchvision can be imported. The fix stands at module level because SGLang's
   spawned children import this file again, as ``__mp_main__``.
-- No child outlives it: whatever ends the server, its process tree is killed.
+- Whatever ends the server, its process tree is killed.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
 from types import FrameType
 
-import torch
+from knit.common.procs import die_with_parent
+
+
+def tie_to_parent() -> None:
+    """In a spawned child: end with the parent, also if that is gone already."""
+    die_with_parent()
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid != os.getppid():
+        os._exit(1)
+
+
+if __name__ == "__mp_main__":
+    tie_to_parent()
+
+import torch  # noqa: E402 - takes seconds, in which a child must not be orphaned
 
 
 def define_vision_ops() -> None:
@@ -39,9 +54,6 @@ def end_now(signum: int | None = None, frame: FrameType | None = None) -> None:
 
 
 def main(argv: list[str]) -> None:
-    from knit.common.procs import die_with_parent
-
-    die_with_parent()
     signal.signal(signal.SIGTERM, end_now)
 
     from sglang.launch_server import run_server

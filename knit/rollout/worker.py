@@ -61,7 +61,7 @@ class RolloutLoop:
         rollout = conf.rollout
         self.name, self.conf, self.clock = name, conf, clock
         self.buffer, self.store = buffer, store
-        self.tokenizer = Tokenizer(conf.model.path)
+        self.tokenizer = Tokenizer(str(conf.model.path))
         self.client = EngineClient(
             max_retries=rollout.max_retries,
             engine_wait_s=conf.engine.start_timeout_s,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from knit.errors import EngineError
 from knit.rollout.client import EngineClient, Generation, Sampling
 from knit.rollout.engine import SGLangServer
 
@@ -136,3 +139,23 @@ def test_sigterm_to_the_server_alone_ends_its_children(own_server: SGLangServer,
     _, left = psutil.wait_procs(children, timeout=5)
     assert not left
     assert not own_server.alive()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", [3, 6, 9, 12, 15])
+def test_a_server_killed_while_starting_leaves_no_child(
+    own_server: SGLangServer, rollout_model: Path, after_s: float
+) -> None:
+
+    def start() -> None:
+        with contextlib.suppress(EngineError):
+            own_server.start(str(rollout_model), 0)
+
+    starting = threading.Thread(target=start)
+    starting.start()
+    time.sleep(after_s)
+    tree = tree_of(own_server)
+    tree[0].kill()
+    starting.join(20)
+    _, left = psutil.wait_procs(tree, timeout=20)
+    assert not alive(left)

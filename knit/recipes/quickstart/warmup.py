@@ -145,7 +145,7 @@ def _train(settings: Settings, conf: KnitConf, ranks: Any, folder: Path) -> None
     from knit.train.trainer import Trainer
 
     trainer = Trainer(conf, ranks)
-    trainer.init_from_config(conf.model.path, settings.seed)
+    trainer.init_from_config(str(conf.model.path), settings.seed)
     started, losses = time.monotonic(), []
     for step, pairs in enumerate(demonstrations(settings), 1):
         trainer.set_progress(step)
@@ -186,7 +186,8 @@ def pack_pairs(pairs: Sequence[tuple[list[int], list[int]]]) -> PackedMicro:
     from knit.feed.assignment import MicroBatch, SequenceRef
     from knit.feed.packing import pack
 
-    refs, units = [], []
+    refs: list[SequenceRef] = []
+    units: list[dict[str, np.ndarray[Any, Any]]] = []
     for k, (prompt, response) in enumerate(pairs):
         size = len(prompt) + len(response)
         refs.append(SequenceRef(f"demo-{k}", f"demo-{k}", size, len(response), 0.0, 1.0, 0))
