@@ -90,14 +90,7 @@ class Attempt:
             raise _Failed(errors)
 
     def _begin(self, client: EngineClient) -> None:
-        try:
-            client.begin_update(self._order.left_s())
-        except EngineCallError as e:
-            if e.fault is not Fault.REFUSED:
-                raise
-            # A publish that lost sight of this engine left its session open.
-            client.end_update(self._order.left_s())
-            client.begin_update(self._order.left_s())
+        _begin_anyhow(client, self._order.left_s())
         self._in_session.add(client.name)
 
     def _end(self, client: EngineClient) -> None:
@@ -136,7 +129,7 @@ class Attempt:
         """Brings one engine back to work on whole weights, new or old. Returns its version."""
         limit_s = self._order.grace_s
         if client.name in self._in_session:
-            client.end_update(limit_s)
+            _end_anyhow(client, limit_s)
         if self._weights[client.name] is Weights.MIXED:
             self._restore(client)
         client.resume(limit_s)
@@ -161,3 +154,25 @@ class Attempt:
         report.failed = tuple(sorted({*errors, *unsettled}))
         report.confirmed = tuple(n for n in confirmed if n not in report.failed)
         return report
+
+
+def _begin_anyhow(client: EngineClient, timeout_s: float) -> None:
+    """Opens a session; one that a publish left open when it lost sight of this engine is ended first."""
+    try:
+        client.begin_update(timeout_s)
+    except EngineCallError as e:
+        if e.fault is not Fault.REFUSED:
+            raise
+        client.end_update(timeout_s)
+        client.begin_update(timeout_s)
+
+
+def _end_anyhow(client: EngineClient, timeout_s: float) -> None:
+    """Ends the session; if the engine has none open, proves by a new one that it can."""
+    try:
+        client.end_update(timeout_s)
+    except EngineCallError as e:
+        if e.fault is not Fault.REFUSED:
+            raise
+        client.begin_update(timeout_s)
+        client.end_update(timeout_s)

@@ -11,6 +11,7 @@ import uuid
 from pathlib import Path
 
 import orjson
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from knit.sync.buckets import Bucket
@@ -56,6 +57,15 @@ class FolderWriter:
         path = self.path if self._finished else self._partial
         if path.exists():
             shutil.rmtree(path)
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor in the safetensors files of ``folder``, read from their headers."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    return shapes
 
 
 def copy_description(source: Path, target: Path) -> None:

@@ -34,6 +34,8 @@ from knit.sync.engine_api import EngineCallError, EngineClient, failures, start_
 from knit.types import EngineAddress
 
 POLL_S = 0.02
+LATE_S = 1.0  # an engine that meets a closed store would go on knocking for half an hour
+CLOSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +94,13 @@ class WeightGroup:
             clients,
             lambda c: c.join_group(name, master, offsets[c.name], layout.world_size, backend, timeout_s),
         )
-        own = pool.submit(_join, name, master, layout.world_size, backend, limit)
+        store = TCPStore(host, server.port, is_master=False, timeout=limit)
+        own = pool.submit(_join, name, PrefixStore(name, store), layout.world_size, backend, limit)
         if _all_met([own, *joins.values()], timeout_s):
             return cls(name, clients, server, own.result())
+        wait(joins.values(), timeout=LATE_S)
         del server  # ends every wait at the store, here and in the engines
-        wait([own, *joins.values()], timeout=2.0)
+        wait([own, *joins.values()], timeout=CLOSE_S)
         _destroy_when_done(own)
         done = {n: f for n, f in joins.items() if f.done()}
         failed = failures(done)
@@ -123,11 +127,8 @@ class WeightGroup:
         wait(leaving.values(), timeout=timeout_s)
 
 
-def _join(name: str, master: tuple[str, int], world_size: int, backend: str, limit: timedelta) -> Any:
-    store = TCPStore(master[0], master[1], is_master=False, timeout=limit)
-    group, _ = _new_process_group_helper(
-        world_size, 0, [], Backend(backend), PrefixStore(name, store), group_name=name, timeout=limit
-    )
+def _join(name: str, store: PrefixStore, world_size: int, backend: str, limit: timedelta) -> Any:
+    group, _ = _new_process_group_helper(world_size, 0, [], Backend(backend), store, group_name=name, timeout=limit)
     _world.pg_group_ranks[group] = {rank: rank for rank in range(world_size)}
     return group
 

@@ -32,7 +32,7 @@ from knit.errors import PublishError
 from knit.sync.attempt import Attempt
 from knit.sync.buckets import Bucket, mark_last, pack
 from knit.sync.engine_api import EngineClient
-from knit.sync.folder import FolderWriter, copy_folder
+from knit.sync.folder import FolderWriter, copy_folder, tensor_shapes
 from knit.sync.transports import DiskTransport, DistributedTransport, Order, Transport
 from knit.types import EngineAddress
 
@@ -76,6 +76,7 @@ class WeightPublisher:
         self._model_path = Path(model_path)
         self._folder = Path(folder)
         self._device = device
+        self._shapes = tensor_shapes(self._model_path)
         self._published: tuple[Bucket, ...] = ()
         self._saved: dict[Path, int] = {}
         self._pool = ThreadPoolExecutor(thread_name_prefix="publish", max_workers=MAX_THREADS)
@@ -125,12 +126,23 @@ class WeightPublisher:
             deadline=time.monotonic() + self._conf.timeout_s - 3 * grace_s,
             grace_s=grace_s,
         )
-        buckets = mark_last(pack(stream, int(self._conf.bucket_mb * MB), self._device))
+        buckets = mark_last(pack(self._checked(stream), int(self._conf.bucket_mb * MB), self._device))
         try:
             return Attempt(order, self._transport, self._pause_mode, self._pool, self._restore).run(buckets)
         finally:
             for client in clients:
                 client.close()
+
+    def _checked(self, stream: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Refuses tensors that are not the model's: SGLang skips unknown names and pads shapes without a word."""
+        for name, tensor in stream:
+            shape = tuple(tensor.shape)
+            wanted = self._shapes.get(name)
+            if self._shapes and shape != wanted:
+                there = f"but {list(wanted)}" if wanted is not None else "which is not"
+                raise PublishError(f"the trainer exported {name} {list(shape)}, {there} in {self._model_path}")
+            yield name, tensor
+            del tensor
 
     def _restore(self, client: EngineClient) -> None:
         """Puts the last published weights back into an engine that holds a part of newer ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,42 +11,13 @@ import pytest
 from knit.config.schema import EngineConf, ModelConf
 from knit.rollout.engine import SGLangServer
 
-VOCAB = 96
-SHAPE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 1024,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-}
-
-
-def random_model(seed: int):
-    """A Qwen3 in fp32 whose next-token distributions are far from uniform."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    model = Qwen3ForCausalLM(Qwen3Config(**SHAPE)).float().eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() >= 2:
-                parameter.normal_(0, 0.15, generator=generator)
-    return model
-
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
+
+    from tests.sync.reference import VOCAB, random_model
 
     path = tmp_path_factory.mktemp("sync") / "model"
     random_model(0).save_pretrained(path)
@@ -66,10 +38,11 @@ def servers(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         )
         for i in range(2)
     ]
-    try:
-        for server in pair:
-            server.start(str(model_folder), 0)
-        yield pair
-    finally:
-        for server in pair:
-            server.stop()
+    # The threads must outlive the servers: a server dies with the thread that started it.
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            list(pool.map(lambda server: server.start(str(model_folder), 0), pair))
+            yield pair
+        finally:
+            for server in pair:
+                server.stop()
