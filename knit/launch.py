@@ -90,7 +90,7 @@ class Crew:
         failure.watch(self.engines.supervise())
 
     async def keep_sampling(self, index: int) -> None:
-        """Lets a rollout worker take tickets. When its process dies, what it had in flight is lost, and it is replaced."""
+        """Lets a worker take tickets. When its process dies, what it had in flight is lost, and it is replaced."""
         name = f"worker{index}"
         while True:
             try:

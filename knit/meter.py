@@ -33,6 +33,9 @@ class TrainMeter:
             self._sums[name] = self._sums.get(name, 0.0) + value
 
     def metrics(self) -> Metrics:
+        """{} when nothing was trained."""
+        if not self._mini_batches:
+            return {}
         means = {n: total / self._mini_batches for n, total in self._sums.items()}
         return {
             **means,

@@ -310,6 +310,12 @@ class EvalConf(Group):
 
 
 @dataclass
+class CheckpointConf(Group):
+    final: bool = True
+    """Write the trained model to RUN/weights/final, in Hugging Face format."""
+
+
+@dataclass
 class FaultConf(Group):
     max_engine_restarts: int = 3
     """Restarts of one server before the run gives up."""
@@ -382,6 +388,7 @@ class KnitConf(Group):
     """Weight publishing."""
     eval: EvalConf = field(default_factory=EvalConf)
     """Held-out evaluation."""
+    checkpoint: CheckpointConf = field(default_factory=CheckpointConf)
     fault: FaultConf = field(default_factory=FaultConf)
     """Restarts and health checks."""
     track: TrackConf = field(default_factory=TrackConf)
