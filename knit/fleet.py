@@ -71,7 +71,7 @@ class EngineFleet:
 
     An engine is in service only while its process answers and serves the published weight version. One
     that dies leaves service at once, is started again from the published weights and comes back when its
-    version matches; more than ``fault.max_engine_restarts`` restarts end the run.
+    version matches; one that dies more than ``fault.max_engine_restarts`` times ends the run.
 
     ``published`` gives (folder, version) of the weights last published; ``announce`` tells the rollout
     workers who is in service. Publishing and coming back exclude each other through ``lock``.
@@ -92,9 +92,14 @@ class EngineFleet:
         self._published, self._load, self._announce = published, load_from_disk, announce
         self._serving: dict[str, EngineAddress] = {}
         self._suspects: set[str] = set()
+        self._restarts = dict.fromkeys(self._members, 0)
         self._changed = asyncio.Event()
         self.lock = asyncio.Lock()
-        self.restarts = 0
+
+    @property
+    def restarts(self) -> int:
+        """Of all engines, since the start."""
+        return sum(self._restarts.values())
 
     @property
     def in_service(self) -> list[EngineAddress]:
@@ -143,10 +148,10 @@ class EngineFleet:
     async def _bring_back(self, member: Member) -> None:
         self._serving.pop(member.name, None)
         await self._announce(self.in_service)
-        self.restarts += 1
-        if self.restarts > self._fault.max_engine_restarts:
+        self._restarts[member.name] += 1
+        if self._restarts[member.name] > self._fault.max_engine_restarts:
             raise RunError(
-                f"engine {member.name} died, the {self.restarts}th time an engine did; "
+                f"{member.name} died {self._restarts[member.name]} times, more often than "
                 f"fault.max_engine_restarts={self._fault.max_engine_restarts}; see {member.log_path}"
             )
         async with self.lock:

@@ -101,7 +101,7 @@ async def test_an_engine_that_dies_too_often_ends_the_run_with_its_name():
     world = World(a, max_restarts=0)
     await world.fleet.start(Path("model"), 0)
     a.up = False
-    with pytest.raises(RunError, match=r"engine a died.*max_engine_restarts=0"):
+    with pytest.raises(RunError, match=r"a died 1 times.*max_engine_restarts=0"):
         await run_for_a_moment(world, lambda: False)
 
 

@@ -389,6 +389,7 @@ class KnitConf(Group):
     eval: EvalConf = field(default_factory=EvalConf)
     """Held-out evaluation."""
     checkpoint: CheckpointConf = field(default_factory=CheckpointConf)
+    """What is kept of the weights."""
     fault: FaultConf = field(default_factory=FaultConf)
     """Restarts and health checks."""
     track: TrackConf = field(default_factory=TrackConf)
