@@ -105,14 +105,14 @@ class Room:
 def take(rooms: Rooms) -> bool:
     """Take one more trajectory of a cell. False, and nothing changed, if that made a final quota unattainable."""
     for room in rooms:
-        if room.headroom <= 0 or (not room.need and room.group.slack <= 0):
+        if room.headroom <= 0 or not (room.need or room.group.slack > 0):
             return False
     for room in rooms:
+        room.headroom -= 1
         if room.need:
             room.need -= 1
         else:
             room.group.slack -= 1
-        room.headroom -= 1
     return True
 
 

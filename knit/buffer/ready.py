@@ -63,7 +63,8 @@ class ReadyPool:
         """Remove the first ``counts[cell]`` of each cell."""
         for cell, count in counts.items():
             entries = self.cells[cell]
-            self._by_version.subtract([e.oldest_version for e in entries[:count]])
+            for version, gone in Counter([e.oldest_version for e in entries[:count]]).items():
+                self._by_version[version] -= gone
             self.by_source[cell[0]] -= count
             del entries[:count]
 

@@ -8,9 +8,9 @@ prefers what uses the least slack. Nothing is taken out of the pool before a can
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heapreplace
-from typing import Any
 
 from knit.buffer.guards import Cell, Room, Rooms, cost, take
 from knit.buffer.ready import Entry, Key, ReadyPool
@@ -57,7 +57,7 @@ def select(
         done = walk.ranked(lambda cell, rooms: cost(rooms))
     if not done:
         return None, refused
-    pool.take_first(walk.counts())
+    pool.take_first(Counter([entry.cell for entry in walk.taken]))
     return walk.taken, refused
 
 
@@ -68,44 +68,37 @@ class _Walk:
         self.size = size
         self.taken: list[Entry] = []
         self.refused = False
-        self._iterators = {cell: iter(entries) for cell, entries in pool.cells.items() if entries}
-        self._rooms = {cell: room.rooms(cell) for cell in self._iterators}
-
-    def counts(self) -> dict[Cell, int]:
-        counts: dict[Cell, int] = {}
-        for entry in self.taken:
-            counts[entry.cell] = counts.get(entry.cell, 0) + 1
-        return counts
+        self._lanes = {cell: (room.rooms(cell), iter(entries)) for cell, entries in pool.cells.items() if entries}
 
     def merged(self) -> bool:
         """By selection key alone. True if the candidate is complete."""
-        size, taken, rooms, iterators = self.size, self.taken, self._rooms, self._iterators
-        heads = [next(entries) for entries in iterators.values()]
+        size, taken, lanes = self.size, self.taken, self._lanes
+        heads = [next(entries) for _, entries in lanes.values()]
         heapify(heads)
         while heads and len(taken) < size:
             entry = heads[0]
-            cell = entry.cell
-            if not take(rooms[cell]):
+            rooms, entries = lanes[entry.cell]
+            if not take(rooms):
                 heappop(heads)  # a cell that is refused once stays refused
                 self.refused = True
                 continue
             taken.append(entry)
-            following = next(iterators[cell], None)
-            if following is None:
-                heappop(heads)
-            else:
+            for following in entries:
                 heapreplace(heads, following)
+                break
+            else:
+                heappop(heads)
         return len(taken) == size
 
     def ranked(self, score: Score) -> bool:
         """By score, then by selection key. Scores that grew meanwhile are looked at again before they count."""
         heads: list[tuple[int, Entry]] = []
-        for cell, entries in self._iterators.items():
-            heads.append((score(cell, self._rooms[cell]), next(entries)))
+        for cell, (rooms, entries) in self._lanes.items():
+            heads.append((score(cell, rooms), next(entries)))
         heapify(heads)
         while heads and len(self.taken) < self.size:
             rank, entry = heads[0]
-            rooms = self._rooms[entry.cell]
+            rooms, entries = self._lanes[entry.cell]
             now = score(entry.cell, rooms)
             if now != rank:
                 heapreplace(heads, (now, entry))
@@ -114,11 +107,11 @@ class _Walk:
                 self.refused = True
             else:
                 self.taken.append(entry)
-                following: Any = next(self._iterators[entry.cell], None)
-                if following is None:
-                    heappop(heads)
-                else:
+                for following in entries:
                     heapreplace(heads, (score(entry.cell, rooms), following))
+                    break
+                else:
+                    heappop(heads)
         return len(self.taken) == self.size
 
 

@@ -65,7 +65,7 @@ def runs(draw, policies=GUARDED, bounds=BOUNDS):
     )
 
 
-PROFILE = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+PROFILE = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 
 
 @PROFILE
@@ -78,14 +78,14 @@ def test_guarded_batches_are_always_filled_and_meet_their_quotas(run):
             assert quota.minimum <= record["sources"][name]["admitted"] <= quota.maximum
 
 
-@settings(PROFILE, max_examples=60)
+@settings(PROFILE, max_examples=25)
 @given(runs(policies=("on_completion", "no_guards")))
 def test_unguarded_batches_are_always_filled(run):
     run.run(batches=4)
     assert all(sum(s["admitted"] for s in r["sources"].values()) == run.rules.size for r in run.buffer.quota_records)
 
 
-@settings(PROFILE, max_examples=60)
+@settings(PROFILE, max_examples=25)
 @given(runs(policies=NAMES))
 def test_every_trajectory_ends_exactly_once_and_is_trained_at_most_once(run):
     run.run(batches=3)
@@ -101,17 +101,15 @@ def test_every_trajectory_ends_exactly_once_and_is_trained_at_most_once(run):
     assert not set(ended) & set(trained)
 
 
-@settings(PROFILE, max_examples=30)
+@settings(PROFILE, max_examples=12)
 @given(st.data())
 def test_the_same_trace_gives_the_same_decisions(data):
     first = data.draw(runs(policies=NAMES))
-    again = SimulatedRun(
-        first.rules, first.seed, first.speeds, first.troubles, first.chunk_train_s, first.concurrency
-    )
+    again = SimulatedRun(first.rules, first.seed, first.speeds, first.troubles, first.chunk_train_s, first.concurrency)
     assert first.run(batches=3).events == again.run(batches=3).events
 
 
-@settings(PROFILE, max_examples=40)
+@settings(PROFILE, max_examples=25)
 @given(runs(bounds=st.just(0)))
 def test_on_policy_means_that_what_is_trained_was_sampled_by_the_version_it_starts_from(run):
     """And that nothing is launched between the last admission of a batch and its publish."""
