@@ -22,7 +22,7 @@ def _allocate_unregistered(
 
 
 def register() -> None:
-    """Replace the two places where SGLang with ``--device cpu`` still calls into CUDA. Does nothing where CUDA works."""
+    """Replace the two places where SGLang with ``--device cpu`` still calls into CUDA; where CUDA works, do nothing."""
     if torch.cuda.is_available():
         return
     # srt/mem_cache/pool_host/common.py registers host memory through cudart; the cache of routed experts
