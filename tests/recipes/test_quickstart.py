@@ -102,6 +102,13 @@ def test_wrong_prepare_options_are_named(options: dict[str, str]) -> None:
         settings_of(conf)
 
 
+def test_a_clean_warm_up_is_shorter() -> None:
+    conf = KnitConf()
+    assert settings_of(conf) == Settings()
+    conf.prepare_options = {"warmup": "clean"}
+    assert settings_of(conf) == Settings(warmup="clean", steps=120)
+
+
 def test_only_the_last_demonstrations_of_a_careless_teacher_are_wrong() -> None:
     settings = Settings(steps=20, careless_steps=10, batch=40)
     right = {(tuple(encode(i.text)), (*encode(i.demo), EOS_ID)) for t in TASKS for i in items(t, "train")}

@@ -6,7 +6,9 @@ and is either whole or not there. ``prepare_options`` may hold ``warmup``:
 
 - ``careless`` (default): in the last 40 of 240 steps half of the demonstrations end wrongly. The policy learns
   the skills, and then to be unsure of them, which leaves a reinforcement learner something to sharpen.
-- ``clean``: all demonstrations are right.
+- ``clean``: all demonstrations are right, in 120 steps (240 of them leave less than half to be learned).
+
+Other fields of :class:`Settings` may be given there too.
 """
 
 from __future__ import annotations
@@ -54,6 +56,9 @@ ARCHITECTURE = {
 }
 
 
+STEPS = {"careless": 240, "clean": 120}
+
+
 @dataclass(frozen=True)
 class Settings:
     """Everything that the warmed-up weights depend on; their hash names the cache folder."""
@@ -95,10 +100,10 @@ def settings_of(conf: KnitConf) -> Settings:
     for key in options:
         if key not in known:
             raise ConfigError(f"prepare_options.{key} is not known; choose from {', '.join(known)}")
-    settings = Settings(**options)
-    if settings.warmup not in ("careless", "clean"):
-        raise ConfigError(f"prepare_options.warmup={settings.warmup} is not known; choose careless or clean")
-    return settings
+    warmup = options.get("warmup", Settings.warmup)
+    if warmup not in STEPS:
+        raise ConfigError(f"prepare_options.warmup={warmup} is not known; choose {' or '.join(STEPS)}")
+    return Settings(**{"steps": STEPS[warmup]} | options)
 
 
 def warm_up(settings: Settings, folder: Path, device: str) -> None:
