@@ -176,6 +176,18 @@ def load(model: torch.nn.Module, arch: Architecture, ranks: Ranks, source: Sourc
         raise ConfigError(f"{where}: {len(spare)} tensors are not part of the model, e.g. {sorted(spare)[0]}")
 
 
+def mark_shards(model: torch.nn.Module, arch: Architecture) -> None:
+    """Tell Megatron which parameters are shards: otherwise it takes them for copies and leaves those of ranks
+    above 0 out of the gradient norm. Its layers mark them only while they initialise them."""
+    parameters = dict(model.named_parameters())
+    for rule, prefix, _ in arch.rules():
+        parameter = _take(parameters, rule, prefix)
+        if rule.split is not Split.WHOLE:
+            parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
+            parameter.partition_dim = 1 if rule.split is Split.COLUMNS else 0  # type: ignore[attr-defined]
+            parameter.partition_stride = 2 if rule.split is Split.GATED else 1  # type: ignore[attr-defined]
+
+
 def _reader(source: Source, names: list[str], shapes: tuple[Shape, ...]) -> Read:
     return lambda i, part: source.read(names[i], part, shapes[i])
 

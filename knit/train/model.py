@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.extensions.transformer_engine import HAVE_TE
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
@@ -17,10 +19,10 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.utils import is_te_min_version
 
 from knit.config.schema import KnitConf, OptimConf
 from knit.errors import ConfigError
+from knit.train.convert import mark_shards
 from knit.train.families import Architecture
 from knit.train.layers import PackedAttention, TorchRMSNorm
 from knit.train.parallel import Ranks
@@ -82,6 +84,26 @@ def transformer_config(arch: Architecture, ranks: Ranks, conf: KnitConf) -> Tran
     return TransformerConfig(**{**fields, **conf.parallel.megatron})
 
 
+def uses_transformer_engine() -> bool:
+    return torch.cuda.is_available() and HAVE_TE
+
+
+def rotary_frequencies(arch: Architecture, device: torch.device) -> torch.Tensor | None:
+    """[head_dim / 2] for the layouts that the local layers read; None where Megatron rotates by itself."""
+    if uses_transformer_engine():
+        return None
+    embedding = RotaryEmbedding(**_rotary(arch), kv_channels=arch.head_dim, rotary_percent=1.0)
+    return embedding.inv_freq.to(device)
+
+
+def _rotary(arch: Architecture) -> dict[str, Any]:
+    return {
+        "rotary_base": arch.rope_base,
+        "rope_scaling": arch.rope_factor is not None,
+        "rope_scaling_factor": arch.rope_factor or 1.0,
+    }
+
+
 def build_model(arch: Architecture, config: TransformerConfig) -> GPTModel:
     """Uninitialised parameters on this process's device."""
     model = GPTModel(
@@ -91,16 +113,15 @@ def build_model(arch: Architecture, config: TransformerConfig) -> GPTModel:
         max_sequence_length=arch.max_positions,
         parallel_output=True,
         share_embeddings_and_output_weights=arch.tied,
-        position_embedding_type="rope",
-        rotary_base=arch.rope_base,
-        rope_scaling=arch.rope_factor is not None,
-        rope_scaling_factor=arch.rope_factor or 1.0,
+        position_embedding_type="rope" if uses_transformer_engine() else "none",
+        **_rotary(arch),
     )
+    mark_shards(model, arch)
     return model.cuda() if torch.cuda.is_available() else model
 
 
 def _layers(arch: Architecture, config: TransformerConfig) -> Any:
-    if torch.cuda.is_available() and is_te_min_version("1.0"):
+    if uses_transformer_engine():
         return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=arch.family.qk_norm)
     spec = get_gpt_layer_local_spec(qk_layernorm=arch.family.qk_norm, normalization="RMSNorm")
     parts = spec.submodules

@@ -35,7 +35,7 @@ from knit.train.folder import write_folder
 from knit.train.layers import pack_layout
 from knit.train.logprobs import token_logprobs
 from knit.train.losses import LossFn, Tokens
-from knit.train.model import build_model, build_optimizer, dtype_of, transformer_config, wrap
+from knit.train.model import build_model, build_optimizer, dtype_of, rotary_frequencies, transformer_config, wrap
 from knit.train.parallel import Ranks, device_of
 from knit.train.schedule import learning_rate
 
@@ -51,6 +51,7 @@ class Trainer:
         self.model = build_model(self.arch, self.config)
         self.ddp = wrap(self.model, self.config)
         self.optimizer = build_optimizer(self.ddp, conf.optim, dtype_of(conf))
+        self._frequencies = rotary_frequencies(self.arch, self.device)
         self._tp_group = parallel_state.get_tensor_model_parallel_group()
         self._dp_group = parallel_state.get_data_parallel_group()
         self._step = 0
@@ -129,7 +130,7 @@ class Trainer:
 
     def _score(self, micro: PackedMicro, rows: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """(log-probability, entropy) of the labels at ``rows``."""
-        layout = pack_layout(micro.cu_seqlens.tolist(), self.device)
+        layout = pack_layout(micro.cu_seqlens.tolist(), self.device, self._frequencies)
         logits = self.ddp(
             self._tensor(micro.tokens)[None], self._tensor(micro.positions)[None], None, packed_seq_params=layout
         )[0]
@@ -192,7 +193,7 @@ class Trainer:
         return convert.export(self.model, self.arch, self.ranks, self._tp_group)
 
     def save_hf(self, folder: str) -> None:
-        """Write a HF folder, config and tokenizer from ``model.path``; atomic. Returns when it is there, on all ranks."""
+        """Write a HF folder, config and tokenizer from ``model.path``; atomic. It is there when any rank returns."""
         tensors = self.named_hf_tensors()
         if self.ranks.rank == 0:
             whole = ((name, tensor) for name, tensor in tensors if tensor is not None)
