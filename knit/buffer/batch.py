@@ -8,7 +8,6 @@ is admissible when every predicate P_i,t and every guard Q_k holds (paper equati
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -16,7 +15,7 @@ from knit.buffer.guards import Room
 from knit.buffer.lifecycle import StepProgress
 from knit.buffer.policies import Pace
 from knit.buffer.quotas import exact
-from knit.buffer.ready import Entry, ReadyPool
+from knit.buffer.ready import Candidate, ReadyPool
 from knit.buffer.rules import COMPLETION, Rules
 from knit.buffer.schedules import target, targets
 from knit.buffer.selection import select
@@ -83,15 +82,15 @@ class TrainBatch:
             return [self._size_block(pool), *self._target_blocks(pool, steps)]
         return self._target_blocks(pool, steps)
 
-    def select(self, pool: ReadyPool) -> list[Entry] | None:
+    def select(self, pool: ReadyPool) -> Candidate | None:
         """Take the next chunk's trajectories out of the pool; None if the guards allow no candidate."""
         policy = self.rules.policy
         minima = {n: q.minimum for n, q in self.rules.sources.items()} if policy.even_mix else None
-        entries, refused = select(pool, self.room, self.chunk_size, minima)
+        candidate, refused = select(pool, self.room, self.chunk_size, minima)
         if refused and not self.guard_blocked:
             self.guard_rejections += 1
-        self.guard_blocked = entries is None
-        return entries
+        self.guard_blocked = candidate is None
+        return candidate
 
     def room(self) -> Room:
         return Room(self.rules.groups, self.admitted, self.rules.size, self.total, self.rules.policy.guarded)
@@ -127,12 +126,12 @@ class TrainBatch:
     def chunks_admitted(self) -> int:
         return sum(len(sizes) for sizes in self.rules.chunk_sizes[: self.mini_batch]) + self.chunk
 
-    def admit(self, entries: Sequence[Entry]) -> None:
+    def admit(self, candidate: Candidate) -> None:
         """Count the chunk and move on to the next one."""
-        for cell, count in Counter([entry.cell for entry in entries]).items():
+        for cell, count in candidate.cells.items():
             for counts, name in zip(self.admitted, cell, strict=True):
                 counts[name] += count
-        self.total += len(entries)
+        self.total += len(candidate.entries)
         last = self.last_of_mini_batch
         self.chunk = 0 if last else self.chunk + 1
         self.mini_batch += last

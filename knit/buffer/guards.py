@@ -102,18 +102,18 @@ class Room:
         return room
 
 
-def take(rooms: Rooms) -> bool:
-    """Take one more trajectory of a cell. False, and nothing changed, if that made a final quota unattainable."""
+def take(rooms: Rooms, wanted: int = 1) -> int:
+    """Take up to ``wanted`` trajectories of one cell; the count that leaves every final quota attainable."""
     for room in rooms:
-        if room.headroom <= 0 or not (room.need or room.group.slack > 0):
-            return False
+        wanted = min(wanted, room.headroom, room.need + max(0, room.group.slack))
+    if wanted <= 0:
+        return 0
     for room in rooms:
-        room.headroom -= 1
-        if room.need:
-            room.need -= 1
-        else:
-            room.group.slack -= 1
-    return True
+        room.headroom -= wanted
+        surplus = max(0, wanted - room.need)
+        room.need -= wanted - surplus
+        room.group.slack -= surplus
+    return wanted
 
 
 def cost(rooms: Rooms) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from knit.buffer.guards import Cell
@@ -24,6 +24,13 @@ class Entry(NamedTuple):
     newest_version: int
     cell: Cell
     meta: TrajectoryMeta
+
+
+class Candidate(NamedTuple):
+    """What a selection proposes: entries in the order of selection, and how many of each cell."""
+
+    entries: list[Entry]
+    cells: Counter[Cell]
 
 
 class ReadyPool:
@@ -59,14 +66,13 @@ class ReadyPool:
         self.by_source[meta.source] += 1
         self._by_version[oldest] += 1
 
-    def take_first(self, counts: Mapping[Cell, int]) -> None:
-        """Remove the first ``counts[cell]`` of each cell."""
-        for cell, count in counts.items():
-            entries = self.cells[cell]
-            for version, gone in Counter([e.oldest_version for e in entries[:count]]).items():
-                self._by_version[version] -= gone
+    def remove(self, candidate: Candidate) -> None:
+        """Its entries are the first of their cells."""
+        for cell, count in candidate.cells.items():
+            del self.cells[cell][:count]
             self.by_source[cell[0]] -= count
-            del entries[:count]
+        for version, count in Counter([e.oldest_version for e in candidate.entries]).items():
+            self._by_version[version] -= count
 
     def discard(self, trajectory_id: str) -> None:
         """Take one trajectory out of turn: O(ready). Raises KeyError if it is not here."""

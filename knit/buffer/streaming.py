@@ -32,7 +32,7 @@ from knit.buffer.lifecycle import Ledger
 from knit.buffer.meter import Meter
 from knit.buffer.pacing import Pacing
 from knit.buffer.policies import Pace
-from knit.buffer.ready import Entry, ReadyPool
+from knit.buffer.ready import Candidate, ReadyPool
 from knit.buffer.rules import Rules
 from knit.errors import RunError
 from knit.types import Chunk, Completion, GroupReport, State, Ticket, TrajectoryMeta
@@ -170,21 +170,21 @@ class StreamingBuffer:
         self.next_wake_s = None
         self.pace.trainer_free(now_s)
         self._check_deadlines(now_s)
-        blocks, entries = batch.blocks(self.pool, self.ledger.steps), None
+        blocks, candidate = batch.blocks(self.pool, self.ledger.steps), None
         if not blocks:
             self.next_wake_s = batch.hold_until(self.pool, self.pace, now_s)
             if self.next_wake_s is not None:
                 blocks = [Block("mix", 0, f"even mix: waits up to {self.next_wake_s - now_s:.1f} s for slower sources")]
             else:
-                entries = batch.select(self.pool)
-                blocks = [] if entries else batch.guard_blocks(self.pool)
+                candidate = batch.select(self.pool)
+                blocks = [] if candidate else batch.guard_blocks(self.pool)
         self.blocked = blocks
-        if entries is None:
+        if candidate is None:
             self.intake.meter.waits.blocked(now_s, blocks)
             self._check_feasible()
             return None
         self.intake.meter.waits.admitted(now_s)
-        return self._admit(batch, entries, now_s)
+        return self._admit(batch, candidate, now_s)
 
     def training_started(self, step: int, mini_batch: int, chunk: int) -> None:
         self.journal.write("train_start", step=step, mini_batch=mini_batch, chunk=chunk)
@@ -235,9 +235,9 @@ class StreamingBuffer:
             self._close(batch)
         self.intake.drop_stale()
 
-    def _admit(self, batch: TrainBatch, entries: Sequence[Entry], now_s: float) -> Chunk:
-        staleness.check(entries, batch.train_version, self.rules.max_staleness)
-        trajectories = tuple([e.meta for e in entries])
+    def _admit(self, batch: TrainBatch, candidate: Candidate, now_s: float) -> Chunk:
+        staleness.check(candidate.entries, batch.train_version, self.rules.max_staleness)
+        trajectories = tuple([e.meta for e in candidate.entries])
         self.ledger.admit(trajectories)
         chunk = Chunk(
             step=batch.step,
@@ -249,7 +249,7 @@ class StreamingBuffer:
             admitted_s=now_s,
             trajectories=trajectories,
         )
-        batch.admit(entries)
+        batch.admit(candidate)
         self.handed.setdefault(chunk.mini_batch, []).extend(trajectories)
         self.intake.dropped_since_admission.clear()
         self.pace.chunk_admitted(now_s)

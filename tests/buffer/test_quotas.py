@@ -103,12 +103,12 @@ def test_with_two_quota_groups_the_search_finds_the_candidate_that_the_oldest_fi
         quota_group("domain", 4, {"hard": 3}, by=domain, closed=False),
     )
     pool = pool_of(groups, [("a", False), ("a", True), ("b", False)])
-    entries, refused = select(pool, lambda: Room(groups, [{}, {}], 4, 0), 2)
+    found, refused = select(pool, lambda: Room(groups, [{}, {}], 4, 0), 2)
     assert refused
-    assert [e.meta.trajectory_id for e in entries] == ["1.0", "2.0"]
+    assert [e.meta.trajectory_id for e in found.entries] == ["1.0", "2.0"]
     assert len(pool) == 1
-    entries, _ = select(pool, lambda: Room(groups, [{"a": 1, "b": 1}, {"hard": 1, "easy": 1}], 4, 2), 1)
-    assert entries is None
+    found, _ = select(pool, lambda: Room(groups, [{"a": 1, "b": 1}, {"hard": 1, "easy": 1}], 4, 2), 1)
+    assert found is None
     assert len(pool) == 1
 
 
@@ -125,11 +125,11 @@ def test_no_candidate_of_two_groups_ever_breaks_a_guard(items, low_a, low_b, har
         quota_group("domain", 12, {"hard": hard}, by=domain, closed=False),
     )
     pool = pool_of(groups, items)
-    entries, _ = select(pool, lambda: Room(groups, [{}, {}], 12, 0), size)
-    if entries is not None:
+    found, _ = select(pool, lambda: Room(groups, [{}, {}], 12, 0), size)
+    if found is not None:
         room = Room(groups, [{}, {}], 12, 0)
-        assert all(take(room.rooms(e.cell)) for e in entries)
-        assert len(entries) == size
+        assert all(take(room.rooms(e.cell)) for e in found.entries)
+        assert len(found.entries) == size
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=20), st.integers(0, 4), st.integers(0, 8), st.integers(1, 8))
@@ -143,5 +143,5 @@ def test_with_one_group_a_feasible_candidate_is_found_whenever_there_is_one(item
         for b in range(have["b"] + 1)
         if 0 <= size - a - b <= have["c"]
     )
-    entries, _ = select(pool, lambda: Room(groups, [{}], 12, 0), size)
-    assert (entries is not None) == feasible
+    found, _ = select(pool, lambda: Room(groups, [{}], 12, 0), size)
+    assert (found is not None) == feasible
