@@ -72,6 +72,7 @@ def server_args(
         "mem_fraction_static": engine.mem_fraction,
         "random_seed": seed,
         "skip_server_warmup": True,
+        "log_level_http": "warning",  # not one line per request
     }
     if device == "cpu":
         args |= CPU_FLAGS

@@ -24,7 +24,8 @@ def test_command_line_on_cpu() -> None:
     assert command("cpu", context_length=256, max_running_requests=160, max_total_tokens=32768, mem_fraction=0.05) == (
         "--model-path /m --host h --port 9 --weight-version 3 --dtype bfloat16 --tp-size 1 --context-length 256 "
         "--max-running-requests 160 --max-total-tokens 32768 --mem-fraction-static 0.05 --random-seed 4 "
-        "--skip-server-warmup --device cpu --attention-backend torch_native --sampling-backend pytorch "
+        "--skip-server-warmup --log-level-http warning --device cpu --attention-backend torch_native "
+        "--sampling-backend pytorch "
         "--grammar-backend none --disable-cuda-graph --sleep-on-idle"
     )
 
@@ -32,7 +33,8 @@ def test_command_line_on_cpu() -> None:
 def test_command_line_on_cuda_has_no_cpu_flags() -> None:
     assert command("cuda", tp=4) == (
         "--model-path /m --host h --port 9 --weight-version 3 --dtype bfloat16 --tp-size 4 --context-length 4096 "
-        "--max-running-requests 128 --mem-fraction-static 0.8 --random-seed 4 --skip-server-warmup"
+        "--max-running-requests 128 --mem-fraction-static 0.8 --random-seed 4 --skip-server-warmup "
+        "--log-level-http warning"
     )
 
 
