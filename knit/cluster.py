@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +57,8 @@ class Cluster:
     def __init__(self, conf: ClusterConf) -> None:
         self._conf = conf
         self._groups: list[PlacementGroup] = []
-        self._connect()
+        with _signal_handlers_kept():
+            self._connect()
 
     def _connect(self) -> None:
         common: dict[str, Any] = {
@@ -122,6 +125,18 @@ class Cluster:
             remove_placement_group(group)
         self._groups.clear()
         ray.shutdown()
+
+
+@contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """``ray.init`` takes over SIGTERM, at the level of C; how a run ends is ours to decide."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(n) for n in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 class MemberDiedError(RunError):
