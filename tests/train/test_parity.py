@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -151,3 +152,27 @@ def test_a_gradient_that_is_not_finite_names_the_step_and_changes_nothing(result
     assert "train batch 5" in str(out["message"])
     assert "nan" in str(out["message"]) or "inf" in str(out["message"])
     assert out["unchanged"]
+
+
+def test_the_cpu_shim_changes_what_megatron_sees_and_nothing_else(results: Path) -> None:
+    out = read(results, "one.host")
+    assert out["torch_is_real"]
+    assert out["same_tensor"]
+    assert out["megatron_sees"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("missing_tensor", r"llama: no tensor model.layers.0.self_attn.q_norm.weight"),
+        ("spare_tensor", r"4 tensors are not part of the model, e.g. model.layers.0.self_attn.k_norm.weight"),
+        ("shape", r"model.layers.0.self_attn.q_proj.weight has shape \[32, 32\]; config.json asks for \[64, 32\]"),
+        ("unknown_field", r"parallel.megatron.recompute_granularty .* did you mean recompute_granularity\?"),
+        ("indivisible", r"parallel.tp=3 does not divide the model's attention heads \(4\)"),
+        ("no_weights", r"call load_hf or init_from_config first"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(results: Path, case: str, message: str) -> None:
+    found = str(read(results, "one.refusals")[case])
+    assert re.search(message, found), found
+    assert "\n" not in found

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from knit.errors import RunError
+from knit.errors import KnitError, RunError
 from knit.feed.packing import PackedMicro
 from knit.train import parallel
 from knit.train.sft import warm_up
@@ -115,6 +115,8 @@ def run_layout(layout: str, rank: int, out: Path, port: int) -> None:
     save("bf16", bf16(Trainer(cases.conf(str(out / "qwen3"), "bfloat16"), ranks)))
     if layout == "one":
         save("broken", broken(trainer))
+        save("host", host())
+        save("refusals", {k: np.array(v) for k, v in refusals(out, ranks).items()})
     parallel.stop()
 
 
@@ -144,6 +146,45 @@ def broken(trainer: Any) -> dict[str, np.ndarray]:
         message = str(error)
     after = weights(trainer)
     return {"message": np.array(message), "unchanged": np.array(all((before[n] == after[n]).all() for n in before))}
+
+
+def host() -> dict[str, np.ndarray]:
+    """What the CPU shim left of the process's torch."""
+    from megatron.core.distributed import param_and_grad_buffer
+
+    shimmed = param_and_grad_buffer.torch
+    return {
+        "torch_is_real": np.array(type(torch.zeros) is type(len) and type(torch.Tensor.type) is type(str.upper)),
+        "megatron_sees": np.array(str(shimmed.zeros(1, device="cuda").device)),
+        "same_tensor": np.array(shimmed.Tensor is torch.Tensor),
+    }
+
+
+def refusals(out: Path, ranks: parallel.Ranks) -> dict[str, str]:
+    """The messages of bad input, by case."""
+    from knit.train.trainer import Trainer
+
+    def trainer(model: str, *, tp: int = 1, **megatron: Any) -> Any:
+        conf = cases.conf(str(out / model))
+        conf.parallel.megatron = megatron
+        return Trainer(conf, parallel.Ranks(0, tp, 1))
+
+    attempts: dict[str, Callable[[], Any]] = {
+        "missing_tensor": lambda: trainer("qwen3").load_hf(str(out / "llama")),
+        "spare_tensor": lambda: trainer("llama").load_hf(str(out / "qwen3")),
+        "shape": lambda: trainer("llama").load_hf(str(out / "qwen2")),
+        "unknown_field": lambda: trainer("qwen3", recompute_granularty="full"),
+        "indivisible": lambda: trainer("qwen3", tp=3),
+        "no_weights": lambda: trainer("qwen3").begin_mini_batch(),
+    }
+    messages = {}
+    for case, attempt in attempts.items():
+        try:
+            attempt()
+            messages[case] = "no error"
+        except KnitError as error:
+            messages[case] = str(error)
+    return messages
 
 
 def main() -> None:
