@@ -20,7 +20,6 @@ def version() -> str:
 
 ENGINES = [
     "megatron-core==0.16.1",
-    "psutil",  # without it, saving a torch_dist checkpoint hangs
     "ray[default]==2.60.0",
     "safetensors",
     "sglang==0.5.23",
@@ -39,11 +38,14 @@ setup(
     entry_points={"console_scripts": ["knit=knit.cli:main"]},
     install_requires=[
         "aiohttp",
+        "httpx",
         "hydra-core>=1.3.2",
         "jinja2",
         "numpy",
         "omegaconf>=2.3",
         "orjson",
+        "psutil",
+        "pydantic",
         "rich",
         "tokenizers",
         "xxhash",
