@@ -154,6 +154,10 @@ def test_a_gradient_that_is_not_finite_names_the_step_and_changes_nothing(result
     assert out["unchanged"]
 
 
+def test_the_trainer_does_not_import_sglang(results: Path) -> None:
+    assert not read(results, "one.host")["sglang_imported"]
+
+
 def test_the_cpu_shim_changes_what_megatron_sees_and_nothing_else(results: Path) -> None:
     out = read(results, "one.host")
     assert out["torch_is_real"]

@@ -156,6 +156,7 @@ def host() -> dict[str, np.ndarray]:
     return {
         "torch_is_real": np.array(type(torch.zeros) is type(len) and type(torch.Tensor.type) is type(str.upper)),
         "megatron_sees": np.array(str(shimmed.zeros(1, device="cuda").device)),
+        "sglang_imported": np.array("sglang" in sys.modules),
         "same_tensor": np.array(shimmed.Tensor is torch.Tensor),
     }
 
