@@ -20,7 +20,7 @@ pytestmark = pytest.mark.megatron
 
 LAYOUTS = ("one", "tp2", "dp2")
 MODELS = tuple(cases.MODELS)
-DEADLINE_S = 300
+DEADLINE_S = 480
 
 
 @pytest.fixture(scope="session")
