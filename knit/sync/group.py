@@ -9,9 +9,10 @@ never used before. Nothing here blocks past its deadline:
 
 - The store's server is an object of its own. When one engine fails to join, closing the server ends the
   wait of all others, on both sides.
-- gloo cannot abort a broadcast. A broken group is given up: the healthy engines are asked to leave, which
-  closes their connections, and this side is destroyed on a thread of its own, which ends at the latest
-  with the broadcast's own time-out. NCCL is aborted at once.
+- gloo cannot abort a broadcast, and destroying its group meanwhile would stop every thread of this process
+  (the destructor waits, and holds the interpreter). So a broken group is given up: the engines are asked to
+  leave, which closes their connections, and a thread destroys this side once the broadcast has ended, at
+  the latest by its own time-out. NCCL is aborted at once.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class WeightGroup:
         self._clients = tuple(clients)
         self._server = server
         self._group = group
+        self._work: Any = None
 
     @classmethod
     def form(
@@ -111,7 +113,8 @@ class WeightGroup:
 
     def broadcast(self, flat: Any, timeout_s: float) -> Any:
         """Starts the broadcast of ``flat`` from rank 0; returns torch's ``Work``."""
-        return self._group.broadcast(flat, 0, timedelta(seconds=timeout_s))
+        self._work = self._group.broadcast(flat, 0, timedelta(seconds=timeout_s))
+        return self._work
 
     def close(self, timeout_s: float, pool: ThreadPoolExecutor, skip: frozenset[str] = frozenset()) -> None:
         """Ends the group on both sides; engines in ``skip`` (gone or silent) are not asked.
@@ -122,8 +125,8 @@ class WeightGroup:
         leaving = start_calls(
             pool, [c for c in self._clients if c.name not in skip], lambda c: c.leave_group(self.name, timeout_s)
         )
-        group, self._group = self._group, None
-        _destroy(group)
+        (group, work), (self._group, self._work) = (self._group, self._work), (None, None)
+        _destroy(group, work)
         wait(leaving.values(), timeout=timeout_s)
 
 
@@ -147,14 +150,14 @@ def _all_met(calls: Sequence[Future[Any]], timeout_s: float) -> bool:
 
 
 def _destroy_when_done(own: Future[Any]) -> None:
-    own.add_done_callback(lambda f: None if f.exception() else _destroy(f.result()))
+    own.add_done_callback(lambda f: None if f.exception() else _destroy(f.result(), None))
 
 
-def _destroy(group: Any) -> None:
-    """Destroys the group on a thread: gloo's destructor waits for a pending broadcast."""
-
+def _destroy(group: Any, work: Any) -> None:
     def run() -> None:
         group.abort()
+        while work is not None and not work.is_completed():
+            time.sleep(POLL_S)
         dist.destroy_process_group(group)
 
     threading.Thread(target=run, name="weight-group-end", daemon=True).start()

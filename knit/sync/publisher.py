@@ -118,7 +118,7 @@ class WeightPublisher:
         self, version: int, stream: Iterator[tuple[str, torch.Tensor]], engines: Sequence[EngineAddress]
     ) -> tuple[tuple[Bucket, ...], float]:
         clients = tuple(EngineClient(e) for e in engines)
-        grace_s = min(GRACE_S, self._conf.timeout_s / 4)
+        grace_s = min(GRACE_S, self._conf.timeout_s / 8)
         order = Order(
             version=version,
             clients=clients,

@@ -19,6 +19,7 @@ from knit.sync.group import WeightGroup
 
 POLL_S = 0.001
 CLOSE_TIMEOUT_S = 5.0
+LATE_S = 0.5  # how long a broadcast may take to end after the first error
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,12 @@ class DistributedTransport:
     def _explain(
         self, order: Order, calls: Mapping[str, Future[None]], work: Any, early: dict[str, EngineCallError]
     ) -> Sent:
-        """Ends the broken broadcast and tells those at fault from those it only interrupted."""
+        """Ends the broken broadcast and tells those at fault from those it only interrupted.
+
+        Whoever is gone or silent is at fault. An engine that answers with an error is so if it had the data,
+        or if its answer came before we broke the broadcast off.
+        """
+        delivered = _delivered(work, min(LATE_S, order.left_s()))
         self.reset(frozenset(n for n, e in early.items() if e.fault is not Fault.REFUSED), order.grace_s)
         wait(calls.values(), timeout=order.grace_s)
         failed = failures({n: c for n, c in calls.items() if c.done()})
@@ -120,9 +126,9 @@ class DistributedTransport:
                 text = f"engine {client.name} ({client.address.url}) {limit}"
                 failed[client.name] = EngineCallError(text, client.name, Fault.SILENT)
         culprits = {n: e for n, e in failed.items() if e.fault is not Fault.REFUSED}
-        culprits = culprits or {n: e for n, e in failed.items() if n in early}
-        own = "the broadcast did not end in time" if not work.is_completed() else str(work.exception() or "")
-        error = None if culprits else f"broadcast: {own or 'ended without a reason'}"
+        culprits = culprits or {n: e for n, e in failed.items() if delivered or n in early}
+        broken = work.exception() if work.is_completed() else None
+        error = None if culprits else f"the broadcast {f'failed: {broken}' if broken else 'was not over in time'}"
         return Sent(culprits, frozenset(failed) - frozenset(culprits), error)
 
     def reset(self, skip: frozenset[str], timeout_s: float) -> None:
@@ -138,7 +144,8 @@ class DiskTransport:
     """A folder that trainer and engines both see; the engines load it when it is complete.
 
     ``new_writer(version)`` says where. An engine could be started from the folder. The folder of the
-    version before is removed once every engine has loaded the new one.
+    version before is removed once every engine has loaded the new one. SGLang does not survive a folder
+    it cannot load (its roll-back loads the same folder again): such an engine is gone.
     """
 
     needs_session = False
@@ -199,3 +206,10 @@ def _watch(calls: Mapping[str, Future[None]], work: Any, deadline: float) -> dic
         if len(done) == len(calls):
             time.sleep(POLL_S)
     return {}
+
+
+def _delivered(work: Any, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not work.is_completed() and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return bool(work.is_completed() and work.exception() is None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+
 import httpx
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -46,6 +49,19 @@ def generate(url: str, prompts: list[list[int]], tokens: int = 12) -> list[dict]
     reply = httpx.post(f"{url}/generate", json=body, timeout=120, trust_env=False)
     assert reply.status_code == 200, reply.text
     return reply.json()
+
+
+def stream(url: str, prompt: list[int], tokens: int, started: Callable[[], object]) -> dict:
+    """One streamed request; calls ``started`` at its first token and returns the last message."""
+    sampling = {"temperature": 1.0, "max_new_tokens": tokens, "ignore_eos": True}
+    body = {"input_ids": prompt, "return_logprob": True, "sampling_params": sampling, "stream": True}
+    last = ""
+    with httpx.stream("POST", f"{url}/generate", json=body, timeout=120, trust_env=False) as reply:
+        for line in reply.iter_lines():
+            if line.startswith("data: {"):
+                started()
+                last = line.removeprefix("data: ")
+    return json.loads(last)
 
 
 @torch.no_grad()

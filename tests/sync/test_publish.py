@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -14,7 +15,7 @@ from knit.config.schema import SyncConf
 from knit.errors import PublishError
 from knit.sync.engine_api import EngineClient
 from knit.sync.publisher import WeightPublisher
-from tests.sync.reference import PROMPTS, generate, largest_difference, named_tensors, random_model
+from tests.sync.reference import PROMPTS, largest_difference, named_tensors, random_model, stream
 
 pytestmark = pytest.mark.sglang
 SMALL_MB = 0.04  # eight buckets for the tiny model
@@ -55,22 +56,18 @@ def engine_version(address) -> int:
 
 
 class Requests:
-    """Long requests to every engine, in flight until ``join``."""
+    """Long requests to every engine; all are being answered when the constructor returns."""
 
     def __init__(self, engines, tokens=400):
-        self.replies = []
-        self._threads = [threading.Thread(target=self._ask, args=(e.url, tokens)) for e in engines]
-        for t in self._threads:
-            t.start()
-
-    def _ask(self, url, tokens):
-        self.replies += generate(url, PROMPTS * 2, tokens)
+        jobs = [(e.url, prompt, threading.Event()) for e in engines for prompt in PROMPTS]
+        self._pool = ThreadPoolExecutor(len(jobs))
+        self._replies = [self._pool.submit(stream, url, prompt, tokens, flows.set) for url, prompt, flows in jobs]
+        assert all(flows.wait(60) for _, _, flows in jobs)
 
     def join(self):
-        for t in self._threads:
-            t.join(120)
-        assert not any(t.is_alive() for t in self._threads)
-        return self.replies
+        replies = [r.result(timeout=120) for r in self._replies]
+        self._pool.shutdown()
+        return replies
 
 
 def export(model, action):
@@ -110,7 +107,6 @@ def test_requests_in_flight_go_on_and_carry_both_versions(publisher, engines, pa
     p = publisher(pause_mode=pause_mode)
     p.publish(p.version + 1, named_tensors(random_model(3)), engines)
     requests = Requests(engines)
-    time.sleep(0.7)
     p.publish(p.version + 1, named_tensors(random_model(4)), engines)
     replies = requests.join()
     for reply in replies:
@@ -122,7 +118,6 @@ def test_requests_in_flight_go_on_and_carry_both_versions(publisher, engines, pa
 def test_abort_ends_requests_in_flight_and_the_engine_generates_again(publisher, engines):
     p = publisher(pause_mode="abort")
     requests = Requests(engines)
-    time.sleep(0.7)
     model = random_model(5)
     p.publish(p.version + 1, named_tensors(model), engines)
     assert all(r["meta_info"]["finish_reason"]["type"] == "abort" for r in requests.join())
@@ -144,10 +139,11 @@ def test_an_engine_that_refuses_in_the_middle_ends_the_publish_and_keeps_the_old
     started = time.monotonic()
     with pytest.raises(PublishError, match=r"engine-1 .*must run between .*kept version") as e:
         p.publish(before + 1, export(random_model(7), close_session), engines)
-    assert time.monotonic() - started < 10
+    took_s = time.monotonic() - started
+    assert took_s < 10
     assert (e.value.failed, e.value.confirmed) == (("engine-1",), ())
     assert p.version == before
-    assert len(requests.join()) == 12
+    assert len(requests.join()) == 6
     for engine in engines:
         assert engine_version(engine) == before
         assert largest_difference(engine.url, old) < 1e-5
@@ -156,23 +152,18 @@ def test_an_engine_that_refuses_in_the_middle_ends_the_publish_and_keeps_the_old
     assert largest_difference(engines[1].url, random_model(7)) < 1e-5
 
 
-@pytest.mark.parametrize("transport", ["distributed", "disk"])
-def test_tensors_that_the_engine_cannot_load_are_reported_with_its_own_words(publisher, engines, tmp_path, transport):
+def test_tensors_that_the_engine_cannot_load_are_reported_with_its_own_words(publisher, engines):
+    p = publisher()
     old = random_model(8)
-    p = publisher(transport)
     p.publish(p.version + 1, named_tensors(old), engines)
-    larger = random_model(9, vocab_size=128)  # a model that is not the engines'
-    (tmp_path / "larger").mkdir()
-    larger.save_pretrained(tmp_path / "larger")
-    wrong = publisher(transport, model_path=tmp_path / "larger")
-    exported = iter(named_tensors(larger))
+    p._shapes = {}  # without our own check
+    exported = iter(named_tensors(random_model(9, vocab_size=128)))
     with pytest.raises(PublishError, match=r"engine engine-0 .*HTTP 400: Failed to update") as e:
-        wrong.publish(wrong.version + 1, exported, engines)
+        p.publish(p.version + 1, exported, engines)
     assert e.value.failed == ("engine-0", "engine-1")
     assert next(exported, None) is None, "the export is always consumed: it is a collective"
-
-    p.publish(p.version + 1, named_tensors(old), engines)
     for engine in engines:
+        assert engine_version(engine) == p.version
         assert largest_difference(engine.url, old) < 1e-5
 
 
@@ -210,7 +201,7 @@ def test_versions_only_grow(publisher, engines):
 
 
 def test_a_silent_engine_ends_the_publish_by_its_deadline_and_may_come_back(publisher, servers, engines):
-    p = publisher(timeout_s=8.0)
+    p = publisher(timeout_s=16.0)
     p.publish(p.version + 1, named_tensors(random_model(12)), engines)
     processes = [psutil.Process(servers[1].pid), *psutil.Process(servers[1].pid).children(recursive=True)]
 
@@ -228,7 +219,7 @@ def test_a_silent_engine_ends_the_publish_by_its_deadline_and_may_come_back(publ
     finally:
         for process in processes:
             process.resume()
-    assert took_s < 8.5
+    assert took_s < 16.5
     time.sleep(1.0)
     p.publish(p.version + 1, named_tensors(random_model(13)), engines)
     assert largest_difference(engines[1].url, random_model(13)) < 1e-5
@@ -249,9 +240,10 @@ def test_a_killed_engine_is_named_the_others_go_on_and_it_comes_back_with_the_pu
     started = time.monotonic()
     with pytest.raises(PublishError, match=r"engine engine-1 .*is gone") as e:
         p.publish(before + 1, export(random_model(15), kill), engines)
-    assert time.monotonic() - started < 10
+    took_s = time.monotonic() - started
+    assert took_s < 10
     assert e.value.failed == ("engine-1",)
-    assert len(requests.join()) == 6
+    assert len(requests.join()) == 3
     assert largest_difference(engines[0].url, old) < 1e-5
 
     with pytest.raises(PublishError, match="engine-1"):
