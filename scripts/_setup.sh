@@ -97,7 +97,7 @@ knit_find_python() {
       : "${found:=$("$candidate" --version 2>/dev/null)}"
     fi
   done
-  knit_lacks "Python 3.11 or newer (found: ${found:-none}); install one or point KNIT_PYTHON at it"
+  knit_lacks "Python 3.11 or newer (looked for ${candidates[*]}; found ${found:-none}); install one or set KNIT_PYTHON"
   return 1
 }
 
@@ -192,7 +192,7 @@ knit_step() {
   knit_say "$1"
   shift
   "$@" >>"$KNIT_LOG" 2>&1 </dev/null && return
-  grep -v 'WARNING: Location\|^Looking in \|^\[notice\]' "$KNIT_LOG" | tail -n 12 >&2
+  grep -v 'WARNING: Location\|Retry(total=[1-9]\|^Looking in \|^\[notice\]' "$KNIT_LOG" | tail -n 8 | cut -c1-400 >&2
   knit_say "that failed; its output ends above and stands in $KNIT_LOG. Run the command again to go on from here"
   return 1
 }
