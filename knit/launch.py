@@ -21,7 +21,7 @@ from knit.sync.engine_api import EngineClient
 from knit.train.worker import TrainWorker
 from knit.types import EngineAddress
 
-STOP_S = 8.0
+STOP_S = 6.0
 CONTROL_S = 60.0  # a control call moves metadata only
 WATCH_S = 2.0
 
@@ -104,11 +104,11 @@ class Crew:
 
     async def stop(self) -> None:
         """Ends servers and actors within seconds. Their errors no longer matter: dead ones are ended already."""
-        members = [self.buffer, self.keeper, *self.trainers, *self.engine_members, *self.workers.values()]
         stops = [m.call("stop", timeout_s=STOP_S) for m in [*self.workers.values(), *self.engine_members]]
         await asyncio.gather(*stops, return_exceptions=True)
-        for member in members:
-            member.kill()
+        if self.conf.cluster.address:  # a local Ray takes its actors with it
+            for member in [self.buffer, self.keeper, *self.trainers, *self.engine_members, *self.workers.values()]:
+                member.kill()
 
     # -- parts of the start
 

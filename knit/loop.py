@@ -48,6 +48,7 @@ class Loop:
             await self.mini_batch(step, times, meter)
         with times("sync"):
             sync = await self.publish(self.crew.version + 1)
+            await self.start_probe(step)
         if self.conf.eval.every and step % self.conf.eval.every == 0:
             with times("eval"):
                 await self.evaluate(f"step_{step}", step)
@@ -90,6 +91,7 @@ class Loop:
     async def publish(self, version: int) -> Metrics:
         """New weights on every engine in service. An engine that fails is restarted and the publish tried again."""
         engines, result = self.crew.engines, {}
+        await self.settle_probe()
         for attempt in range(self.conf.fault.max_engine_restarts + 1):
             await engines.wait_in_service()
             async with engines.lock:
@@ -108,17 +110,25 @@ class Loop:
         self.crew.version = version
         await self.crew.admit("published", version)
         await self.release_payload()
-        metrics = {
+        self._paused_s = result["paused_s"]
+        return {
             "sync/seconds": result["seconds"],
             "sync/bytes": result["bytes"],
             "sync/version": float(version),
             "sync/engines": float(len(serving)),
         }
-        self._paused_s = result["paused_s"]
-        return metrics | await self.compare()
 
-    async def compare(self) -> Metrics:
-        return await self.probe.compare(self.crew) if self.probe else {}
+    async def start_probe(self, step: int) -> None:
+        if self.probe is not None:
+            await self.probe.start(step)
+
+    async def settle_probe(self) -> None:
+        if self.probe is not None:
+            await self.probe.settle()
+
+    def report_probe(self, step: int, metrics: Metrics) -> None:
+        self.record.add_probe(metrics)
+        self.tracker.log(step, metrics)
 
     async def release_payload(self) -> None:
         """Payload of trajectories that have ended is deleted; nothing else ever is."""
@@ -146,8 +156,9 @@ class Loop:
     async def begin(self) -> None:
         """The probe and the first evaluation at version 0; then generation starts and goes on to the end."""
         if self.conf.sync.probe:
-            self.probe = await Probe.make(self.crew, self.conf.sync.probe)
-            self.tracker.log(0, await self.compare())
+            self.probe = await Probe.make(self.crew, self.conf.sync.probe, self.report_probe)
+            await self.start_probe(0)
+            await self.settle_probe()
         if self.conf.eval.before:
             await self.evaluate("before", 0)
         self.start_sampling()
@@ -163,6 +174,7 @@ class Loop:
 
     async def end(self) -> dict[str, Any]:
         await self.stop_sampling()
+        await self.settle_probe()
         if self.conf.eval.after:
             await self.evaluate("after", self.conf.steps)
         await self.save_final()

@@ -66,4 +66,3 @@ class UnitTable(Generic[Bulk]):
             if held.live == 0:
                 empty.append(held.bulk)
         return empty
-

@@ -66,8 +66,12 @@ class RunRecord:
         tokens = metrics.get("train/tokens", 1.0)
         for name in ("staleness/token/mean", "mismatch/logprob_abs_diff"):
             self._add_mean(name, metrics, tokens)
-        for name in ("staleness/trajectory/mean", "partial/mixed_version_ratio", "mismatch/probe"):
+        for name in ("staleness/trajectory/mean", "partial/mixed_version_ratio"):
             self._add_mean(name, metrics, 1.0)
+
+    def add_probe(self, metrics: Metrics) -> None:
+        """Of one comparison of engine and trainer."""
+        self._add_mean("mismatch/probe", metrics, 1.0)
 
     def add_eval(self, when: str, scores: Scores) -> None:
         """``when``: before, after, or step_<k>."""
