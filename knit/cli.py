@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from knit.errors import ConfigError, KnitError
+from knit.replay import options as replay_options
 
 TRAIN_HELP = """\
 Settings are overrides in Hydra's grammar:
@@ -63,12 +64,44 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     train.add_argument("--cfg", choices=["job"], help="print the resolved settings as YAML and end")
     train.add_argument("--json", type=Path, metavar="FILE", help="also write the summary to FILE")
     train.set_defaults(command=run_train)
+    replay = commands.add_parser(
+        "replay",
+        help=replay_options.HELP,
+        epilog=replay_options.EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    replay_options.add_arguments(replay)
+    replay.set_defaults(command=run_replay)
+    bench = commands.add_parser("bench", help="what the parts of knit cost on this machine")
+    benches = bench.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
+    admission = benches.add_parser("admission", help="seconds of an admission decision and of a completion")
+    admission.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
+    admission.set_defaults(command=run_bench_admission)
     args, rest = parser.parse_known_args(argv)
-    flags = [word for word in rest if word.startswith("-")]
-    if flags:
-        parser.error(f"unknown argument {flags[0]}")
-    args.overrides += rest  # overrides after an option
+    wrong = [word for word in rest if word.startswith("-") or args.command is not run_train]
+    if wrong:
+        parser.error(f"unknown argument {wrong[0]}")
+    if rest:
+        args.overrides += rest  # overrides after an option
     return args
+
+
+def run_replay(args: argparse.Namespace) -> None:
+    from knit.replay import command
+
+    _check_json(args.json)
+    results = command.run(args)
+    if args.json is not None:
+        _write_json(args.json, results)
+
+
+def run_bench_admission(args: argparse.Namespace) -> None:
+    from knit.buffer import bench
+
+    _check_json(args.json)
+    results = bench.run()
+    if args.json is not None:
+        _write_json(args.json, results)
 
 
 def run_train(args: argparse.Namespace) -> None:
@@ -81,14 +114,18 @@ def run_train(args: argparse.Namespace) -> None:
     if args.cfg:
         print(to_yaml(conf), end="")
         return
-    if args.json is not None and not args.json.absolute().parent.is_dir():
-        raise ConfigError(f"--json {args.json}: there is no folder {args.json.absolute().parent}")
+    _check_json(args.json)
     resolved = resolve(conf)
     check(conf, resolved)
     _check_sources(conf)
     summary = _run(conf, resolved)
     if args.json is not None:
         _write_json(args.json, summary)
+
+
+def _check_json(path: Path | None) -> None:
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ConfigError(f"--json {path}: there is no folder {path.absolute().parent}")
 
 
 def _check_sources(conf: Any) -> None:

@@ -1,6 +1,6 @@
 """The architecture, read from the source: rooms import only from lower floors, and each keeps its nevers.
 
-Floors (docs/architecture.md):  5 commands, driver, recipes · 4 train · 3 feed, sync, rollout · 2 buffer, store, track
+Floors (docs/architecture.md):  5 commands, driver, recipes · 4 train · 3 feed, sync, rollout, replay · 2 buffer, store, track
 · 1 types, errors, common, config.
 """
 
@@ -19,7 +19,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FLOORS = {"types": 1, "errors": 1, "common": 1, "config": 1}
-FLOORS |= {"buffer": 2, "store": 2, "track": 2, "feed": 3, "sync": 3, "rollout": 3, "train": 4}
+FLOORS |= {"buffer": 2, "store": 2, "track": 2, "feed": 3, "sync": 3, "rollout": 3, "replay": 3, "train": 4}
 TOP_FLOOR = 5  # cli, driver, recipes and what else stands directly in the package
 
 ENGINES = {"torch", "transformers", "megatron", "sglang"}
@@ -32,6 +32,7 @@ NEVER = {
     "store": {*ENGINES},
     "track": {*ENGINES},
     "rollout": {*ENGINES},
+    "replay": {*ENGINES, "ray"},
     "feed": {"sglang", "megatron"},
     "sync": {"sglang", "megatron"},
     "train": {"sglang"},

@@ -92,16 +92,20 @@ def _report(buffer: StreamingBuffer, ticket: Ticket, clock: Callable[[], float])
     return (clock() - begin_s) / ticket.size
 
 
-def main() -> None:
+def run() -> dict[str, dict[str, dict[str, float]]]:
+    """Prints a line per policy and number of ready trajectories; returns policy → ready → costs."""
+    results: dict[str, dict[str, dict[str, float]]] = {}
     for ready in (10_000, 100_000):
         for policy in ("train_batch", "progressive", "balanced"):
             cost = bench_admission(ready, policy=policy)
+            results.setdefault(policy, {})[str(ready)] = cost
             print(
                 f"{policy:<12} {ready:>7} ready, 64 sources, mini-batches of 1024: decision "
                 f"{cost['decision_s'] * 1e3:.2f} ms (largest {cost['decision_max_s'] * 1e3:.2f}), "
                 f"completion {cost['completion_s'] * 1e6:.1f} µs"
             )
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    run()

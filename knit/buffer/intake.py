@@ -29,7 +29,14 @@ class Intake:
         self.journal = journal
         self.ledger = Ledger(tuple(rules.sources))
         self.pool = ReadyPool(rules.groups, rules.key)
-        self.pacing = Pacing(rules.sources, rules.weights, rules.size, rules.max_staleness, rules.max_prompt_failures)
+        self.pacing = Pacing(
+            rules.sources,
+            rules.weights,
+            rules.size,
+            rules.max_staleness,
+            rules.max_prompt_failures,
+            rules.max_outstanding,
+        )
         self.meter = Meter()
         self.next_group = 0
         self.late_reports = 0

@@ -8,6 +8,8 @@ prompt group of source i is launched iff
     outstanding_i < τ_i          (its own reservation), or
     used < (η+1)·N               (a slot is free; the last group may stick out by less than one group).
 
+``max_outstanding`` lowers the number of slots below (η+1)·N; the reservations stay.
+
 Slots come free on publish, drop or loss. With η = 0 it follows that after the final admission of a batch
 nothing is launched before the publish: each source holds its τ_i, and all hold N. No deadlock: when nothing is
 in flight and no launch is allowed, each source has τ_i and all together N ready or admitted, which is what
@@ -56,6 +58,7 @@ class Pacing:
     size: int  # N
     max_staleness: int  # η
     max_failures: int
+    max_outstanding: int | None = None  # slots, where fewer than (η+1)·N
     cursors: dict[str, int] = field(default_factory=dict)
     retries: dict[str, deque[PromptVisit]] = field(default_factory=dict)
     exhausted: set[str] = field(default_factory=set)
@@ -67,7 +70,8 @@ class Pacing:
 
     @property
     def slots(self) -> int:
-        return (self.max_staleness + 1) * self.size
+        slots = (self.max_staleness + 1) * self.size
+        return slots if self.max_outstanding is None else min(slots, self.max_outstanding)
 
     def used(self, outstanding: Mapping[str, int]) -> int:
         return sum(max(outstanding[name], quota.minimum) for name, quota in self.quotas.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -65,6 +66,19 @@ def test_launches_fill_the_slots_by_ratio_and_no_more():
     buffer = make_buffer({"a": 0.5, "b": 0.25}, size=16, max_staleness=1)
     assert {s: len(t) for s, t in launch(buffer).items()} == {"a": 21, "b": 11}
     assert launch(buffer) == {}
+
+
+def test_fewer_slots_than_the_staleness_bound_gives_keep_the_reservations():
+    rules = replace(make_rules({"a": 0.5, "b": 0.25}, size=16, max_staleness=3), max_outstanding=20)
+    buffer = StreamingBuffer(rules)
+    tickets = launch(buffer)
+    assert {s: len(t) for s, t in tickets.items()} == {"a": 13, "b": 7}
+    buffer.begin_batch(1)
+    for ticket in tickets["a"]:
+        accept(buffer, ticket)
+    for ticket in tickets["b"]:
+        drop(buffer, ticket)
+    assert len(launch(buffer)["b"]) == 7
 
 
 def test_sources_without_a_ratio_share_what_the_ratios_leave():
