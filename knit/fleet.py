@@ -23,7 +23,7 @@ class Failure:
     """The first thing that went wrong in the background."""
 
     def __init__(self) -> None:
-        self._error: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._error: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def watch(self, work: Coroutine[Any, Any, None]) -> None:
@@ -39,12 +39,13 @@ class Failure:
 
     async def guard(self, work: Awaitable[T]) -> T:
         """The result of ``work``, unless something in the background fails first."""
-        task = asyncio.ensure_future(work)
+        task: asyncio.Future[Any] = asyncio.ensure_future(work)
         try:
-            await asyncio.wait({task, self._error}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([task, self._error], return_when=asyncio.FIRST_COMPLETED)
             if self._error.done() and not (task.done() and not task.exception()):
                 self._error.result()
-            return task.result()
+            result: T = task.result()
+            return result
         finally:
             task.cancel()
 

@@ -10,6 +10,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -51,7 +52,8 @@ def prepare(conf: KnitConf, logs_dir: Path, note: Callable[[str], None]) -> Knit
 
 def main() -> int:
     conf = pickle.loads(sys.stdin.buffer.read())
-    code, result = 0, {}
+    code = 0
+    result: dict[str, Any] = {}
     try:
         result = load_path(conf.prepare)(conf) or {}
     except KnitError as error:

@@ -58,8 +58,8 @@ async def run_for_a_moment(world, until):
 
     async def wait():
         async with asyncio.timeout(2):
-            while not until():
-                await asyncio.sleep(0.001)  # noqa: ASYNC110 - the fleet has no event for it
+            while not until():  # noqa: ASYNC110 - the fleet has no event for it
+                await asyncio.sleep(0.001)
 
     try:
         await failure.guard(wait())

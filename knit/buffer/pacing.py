@@ -8,7 +8,9 @@ prompt group of source i is launched iff
     outstanding_i < τ_i          (its own reservation), or
     used < (η+1)·N               (a slot is free; the last group may stick out by less than one group).
 
-``max_outstanding`` lowers the number of slots below (η+1)·N; the reservations stay.
+``max_outstanding`` lowers the number of slots below (η+1)·N; the reservations stay. ``max_ahead`` bounds what is not
+admitted yet to what training needs next (the rest of the open batch, or the whole next one) plus that many: what is
+sampled earlier than it is needed only grows stale.
 
 Slots come free on publish, drop or loss. With η = 0 it follows that after the final admission of a batch
 nothing is launched before the publish: each source holds its τ_i, and all hold N. No deadlock: when nothing is
@@ -76,8 +78,10 @@ class Pacing:
     def used(self, outstanding: Mapping[str, int]) -> int:
         return sum(max(outstanding[name], quota.minimum) for name, quota in self.quotas.items())
 
-    def next_source(self, outstanding: Mapping[str, int], starving: bool = False) -> str | None:
+    def next_source(self, outstanding: Mapping[str, int], starving: bool = False, ahead: bool = False) -> str | None:
         """The source whose prompt is launched next, or None if no slot is free. O(sources).
+
+        ``ahead``: rollout is as far ahead of training as it may be; only unfilled reservations are launched.
 
         ``starving``: the batch lacks trajectories, nothing is in flight and no slot is free, because what is
         ready is of the wrong class. Then one group is launched beyond the slots.
@@ -97,7 +101,7 @@ class Pacing:
                 least, lightest = out / weight, name
         if behind is not None:
             return behind
-        return lightest if starving or used < self.slots else None
+        return lightest if starving or (used < self.slots and not ahead) else None
 
     def can_launch(self, source: str) -> bool:
         return source not in self.exhausted or bool(self.retries[source])

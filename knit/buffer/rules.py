@@ -35,6 +35,7 @@ class Rules:
     refill_budget: float = 8.0
     group_timeout_s: float = 1800.0
     max_prompt_failures: int = 3
+    max_ahead: int | None = None  # trajectories sampled beyond what training needs next; None: as slots allow
     max_outstanding: int | None = None  # fewer slots than (max_staleness + 1) · size; None: as many
 
     @property
@@ -75,10 +76,8 @@ def resolve_rules(conf: KnitConf) -> Rules:
         raise ConfigError(f"admission.max_staleness={admission.max_staleness} is below 0: use 0 for on-policy")
     if not 0 <= admission.completion_quota <= 1:
         raise ConfigError(f"admission.completion_quota={admission.completion_quota} is a share: use 0 to 1")
-    if admission.max_outstanding is not None and admission.max_outstanding < 1:
-        raise ConfigError(
-            f"admission.max_outstanding={admission.max_outstanding:g} is below one train batch: use 1 or more"
-        )
+    if admission.max_ahead is not None and admission.max_ahead < 0:
+        raise ConfigError(f"admission.max_ahead={admission.max_ahead:g} is below 0: use 0 or more train batches")
     if admission.stale_action not in ("drop", "relaunch"):
         raise ConfigError(f"admission.stale_action={admission.stale_action!r} is unknown: use drop or relaunch")
     if batch.group_size < 1:
@@ -101,7 +100,7 @@ def resolve_rules(conf: KnitConf) -> Rules:
         refill_budget=admission.refill_budget,
         group_timeout_s=rollout.group_timeout_s,
         max_prompt_failures=rollout.max_prompt_failures,
-        max_outstanding=None if admission.max_outstanding is None else round(admission.max_outstanding * batch.size),
+        max_ahead=None if admission.max_ahead is None else round(admission.max_ahead * batch.size),
     )
 
 

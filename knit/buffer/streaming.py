@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from knit.buffer import explain, staleness, state
@@ -87,7 +87,7 @@ class StreamingBuffer:
             return tickets
         outstanding, rollout_step = self.outstanding(), self.step + (self.batch is None)
         while len(tickets) < max_groups:
-            source = self.pacing.next_source(outstanding)
+            source = self.pacing.next_source(outstanding, ahead=self._ahead(outstanding))
             if source is None and self._starving():
                 source = self.pacing.next_source(outstanding, starving=True)
             if source is None:
@@ -104,6 +104,14 @@ class StreamingBuffer:
             source: self.ledger.unfinished(source, usable) + self.pool.by_source[source] + held[source]
             for source in self.rules.sources
         }
+
+    def _ahead(self, outstanding: Mapping[str, int]) -> bool:
+        """Whether what is not admitted yet covers what training needs next, and ``max_ahead`` trajectories more."""
+        if self.rules.max_ahead is None:
+            return False
+        admitted = self.batch.total if self.batch else 0
+        needed = self.rules.size if self.batch is None or self.batch.complete else self.rules.size - admitted
+        return sum(outstanding.values()) - admitted >= needed + self.rules.max_ahead
 
     def source_exhausted(self, source: str) -> None:
         """The source has no more prompts; what waits for its retry may still be launched."""

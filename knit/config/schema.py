@@ -191,9 +191,9 @@ class AdmissionConf(Group):
     """Least share of every earlier rollout step that must be completed before a train batch closes."""
     max_staleness: int = 1
     """Bound on trajectory staleness at admission; 0 is on-policy."""
-    max_outstanding: float | None = None
-    """Train batches of trajectories that may be launched and not yet published; null: max_staleness + 1, which is
-    the most there is. The fewer, the less staleness, as long as the trainer does not starve; at least 1."""
+    max_ahead: float | None = None
+    """Train batches that rollout may be ahead of what training needs next; null: as far as max_staleness allows.
+    What is sampled early only grows stale, so the least that keeps the engines busy is best; 0 is none."""
     stale_action: str = "drop"
     """drop | relaunch: what happens to ready trajectories beyond the bound."""
     refill_budget: float = 8.0

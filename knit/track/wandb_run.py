@@ -34,7 +34,7 @@ class WandbRun:
         before = _children()
         try:
             self._run = wandb.init(
-                mode=self.mode,
+                mode=self.mode,  # type: ignore[arg-type] # online | offline
                 dir=str(folder),
                 project=project,
                 name=name,

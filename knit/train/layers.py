@@ -121,7 +121,9 @@ class _PadAndRotate(torch.autograd.Function):
 
 def _rotate(x: torch.Tensor, layout: PackLayout, direction: float) -> torch.Tensor:
     """Pairs (x1, x2) of the halves of the last dimension → (x1 cos - x2 sin, x2 cos + x1 sin)."""
-    cos, sin = (table.to(x.dtype) for table in (layout.cos, layout.sin))
+    if layout.cos is None or layout.sin is None:
+        raise ValueError("the layout was made without rotary tables")
+    cos, sin = layout.cos.to(x.dtype), layout.sin.to(x.dtype)
     out = torch.empty_like(x)
     (x1, x2), (out1, out2) = x.chunk(2, -1), out.chunk(2, -1)
     torch.mul(x1, cos, out=out1)

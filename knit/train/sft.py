@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,8 @@ def pack_pairs(pairs: Sequence[Pair], max_tokens: int) -> list[PackedMicro]:
 
 
 def _pack(pairs: Sequence[Pair]) -> PackedMicro:
-    refs, units = [], []
+    refs: list[SequenceRef] = []
+    units: list[dict[str, np.ndarray[Any, Any]]] = []
     for i, (prompt, response) in enumerate(pairs):
         size = len(prompt) + len(response)
         refs.append(

@@ -45,7 +45,7 @@ class Trainer:
 
     def __init__(self, conf: KnitConf, ranks: Ranks) -> None:
         self.conf, self.ranks, self.device = conf, ranks, device_of(conf)
-        self.arch = read_architecture(conf.model.path)
+        self.arch = read_architecture(str(conf.model.path))
         self.loss: LossFn = load_path(conf.algorithm.loss)
         self.config = transformer_config(self.arch, ranks, conf)
         self.model = build_model(self.arch, self.config)
@@ -197,7 +197,7 @@ class Trainer:
         tensors = self.named_hf_tensors()
         if self.ranks.rank == 0:
             whole = ((name, tensor) for name, tensor in tensors if tensor is not None)
-            write_folder(folder, self.conf.model.path, whole, self.conf.model.dtype)
+            write_folder(folder, str(self.conf.model.path), whole, self.conf.model.dtype)
         else:
             for _ in tensors:
                 pass

@@ -18,10 +18,10 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -29,9 +29,6 @@ from knit.config.schema import KnitConf, ModelConf, OptimConf, ParallelConf
 from knit.errors import ConfigError
 from knit.recipes.quickstart.tasks import Item, items, sample_items
 from knit.recipes.quickstart.tokenizer import EOS_ID, PAD_ID, VOCAB_SIZE, encode, save_tokenizer
-
-if TYPE_CHECKING:
-    from knit.feed.packing import PackedMicro
 
 ARCHITECTURE = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -146,20 +143,20 @@ def training_conf(settings: Settings, model_path: str, device: str) -> KnitConf:
 
 
 def _train(settings: Settings, conf: KnitConf, ranks: Any, folder: Path) -> None:
-    from knit.train.losses import sft_loss
+    from knit.train.sft import warm_up as supervise
     from knit.train.trainer import Trainer
 
     trainer = Trainer(conf, ranks)
     trainer.init_from_config(str(conf.model.path), settings.seed)
     started, losses = time.monotonic(), []
-    for step, pairs in enumerate(demonstrations(settings), 1):
-        trainer.set_progress(step)
-        trainer.begin_mini_batch()
-        trainer.forward_backward([pack_pairs(pairs)], loss=sft_loss)
-        losses.append(trainer.finish(sum(len(response) for _, response in pairs))["train/loss"])
+
+    def show(step: int, loss: float) -> None:
+        losses.append(loss)
         if step % 10 == 0 or step == settings.steps:
             mean, taken_s = sum(losses[-10:]) / len(losses[-10:]), time.monotonic() - started
             print(f"warm-up: step {step}/{settings.steps}, loss {mean:.3f}, {taken_s:.0f} s", flush=True)
+
+    supervise(trainer, demonstrations(settings), on_step=show)
     trainer.save_hf(str(folder))
 
 
@@ -182,26 +179,3 @@ def wrong_demo(item: Item, rng: random.Random) -> str:
     if item.task == "count":
         return item.demo[:-1] + str(rng.randint(0, 3))
     return rng.choice(items(item.task, "train")).demo
-
-
-def pack_pairs(pairs: Sequence[tuple[list[int], list[int]]]) -> PackedMicro:
-    """One micro-batch in which every response token weighs 1."""
-    import numpy as np
-
-    from knit.feed.assignment import MicroBatch, SequenceRef
-    from knit.feed.packing import pack
-
-    refs: list[SequenceRef] = []
-    units: list[dict[str, np.ndarray[Any, Any]]] = []
-    for k, (prompt, response) in enumerate(pairs):
-        size = len(prompt) + len(response)
-        refs.append(SequenceRef(f"demo-{k}", f"demo-{k}", size, len(response), 0.0, 1.0, 0))
-        units.append(
-            {
-                "tokens": np.array([*prompt, *response], np.int32),
-                "logprobs": np.zeros(size, np.float32),
-                "loss_mask": np.array([0] * len(prompt) + [1] * len(response), np.uint8),
-                "versions": np.full(size, -1, np.int32),
-            }
-        )
-    return pack(MicroBatch(tuple(refs)), units)
