@@ -47,6 +47,7 @@ def runs(draw, policies=GUARDED, bounds=BOUNDS):
         schedule=draw(schedules(n)),
         chunks_per_mini_batch=draw(st.integers(1, min(3, each))),
         max_staleness=draw(bounds),
+        max_ahead=draw(st.sampled_from([None, 0.0, 0.3])),
         completion_quota=draw(st.sampled_from([0.0, 0.5, 1.0])),
         stale_action=draw(st.sampled_from(["drop", "relaunch"])),
         selection=draw(st.sampled_from(["oldest", "fifo", "longest"])),

@@ -47,6 +47,7 @@ BAD = [
     ({"ratios": {"a": 0.7, "b": 0.4}}, r"source ratios sum to 17\.6 of a train batch of 16 .*a=0\.7, b=0\.4"),
     ({"ratios": {"a": -0.1}}, r"source ratio of 'a' is -0\.1: below 0"),
     ({"ratios": {}}, "at least one source"),
+    ({"max_ahead": -1}, r"admission\.max_ahead=-1 is below 0"),
     ({"max_staleness": -1}, r"admission\.max_staleness=-1 is below 0: use 0 for on-policy"),
     ({"schedule": [0, 0.6, 0.5, 1]}, r"admission\.schedule=\[0, 0\.6, 0\.5, 1\] is not monotone"),
     ({"schedule": [0, 0.5, 0.5, 0.9]}, r"ends in 0\.9: the last value must be 1"),

@@ -81,6 +81,19 @@ def test_fewer_slots_than_the_staleness_bound_gives_keep_the_reservations():
     assert len(launch(buffer)["b"]) == 7
 
 
+def test_rollout_is_no_further_ahead_than_training_needs_next():
+    buffer = make_buffer({"a": 0.5, "b": 0.5}, size=16, mini_batches=2, max_staleness=1, max_ahead=0.25)
+    tickets = [t for of_source in launch(buffer).values() for t in of_source]
+    assert len(tickets) == 16 + 4
+    buffer.begin_batch(1)
+    for ticket in tickets:
+        accept(buffer, ticket)
+    assert buffer.admit() is not None
+    assert launch(buffer) == {}  # 8 still needed, 4 ahead: 12 are there
+    assert buffer.admit() is not None
+    assert sum(len(t) for t in launch(buffer).values()) == 12  # for the next batch, until the slots run out
+
+
 def test_sources_without_a_ratio_share_what_the_ratios_leave():
     buffer = make_buffer({"a": 0.5, "b": 0, "c": 0}, size=16, max_staleness=1)
     assert {s: len(t) for s, t in launch(buffer).items()} == {"a": 16, "b": 8, "c": 8}
