@@ -1,7 +1,7 @@
 """The architecture, read from the source: rooms import only from lower floors, and each keeps its nevers.
 
-Floors (docs/architecture.md):  5 commands, driver, recipes · 4 train · 3 feed, sync, rollout, replay · 2 buffer, store, track
-· 1 types, errors, common, config.
+Floors (docs/architecture.md):  5 commands, driver, recipes · 4 train · 3 feed, sync, rollout, replay ·
+2 buffer, store, track · 1 types, errors, common, config.
 """
 
 from __future__ import annotations
