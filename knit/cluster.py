@@ -61,10 +61,10 @@ class Cluster:
     def __init__(self, conf: ClusterConf) -> None:
         self._conf = conf
         self._groups: list[PlacementGroup] = []
-        before = set(psutil.Process().children())
+        self._before = set(psutil.Process().children())
         with _signal_handlers_kept():
             self._connect()
-        self._started = set(psutil.Process().children()) - before
+        self._started = set(psutil.Process().children()) - self._before
 
     def _connect(self) -> None:
         common: dict[str, Any] = {
@@ -87,14 +87,19 @@ class Cluster:
             "object_store_memory": int(self._conf.object_store_gb * 2**30),
             "include_dashboard": False,
         }
-        for attempt in range(2):  # the metrics port can be taken between its choice and its use
+        deadline = time.monotonic() + self._conf.start_timeout_s
+        while True:
             try:
                 ray.init(**local, _metrics_export_port=free_port(), **common)
                 return
-            except (RuntimeError, ValueError, ConnectionError, TimeoutError) as error:
+            except Exception as error:  # Ray raises bare ones: a port taken meanwhile, 30 s over on a busy machine
                 ray.shutdown()
-                if attempt:
-                    raise RunError(f"cannot start a local Ray: {error}") from error
+                for process in set(psutil.Process().children()) - self._before:
+                    terminate_tree(process.pid, grace_s=0.5)
+                if time.monotonic() > deadline:
+                    raise RunError(
+                        f"no local Ray within cluster.start_timeout_s={self._conf.start_timeout_s:g}: {error}"
+                    ) from error
 
     def reserve(self, wanted: Mapping[str, Sequence[Bundle]]) -> dict[str, list[Slot]]:
         """One placement group per entry, all of them ready. Raises ConfigError when they can never fit."""
