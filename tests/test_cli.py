@@ -63,7 +63,7 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(capsys):
         ("batch.sise=64", "batch.sise is not a setting; did you mean batch.size?"),
         ("model.path=/no/where", "model.path=/no/where: there is no such folder"),
         ("sources.gcd.ratio=0.9", "the source ratios sum to 1.62, above 1: "),
-        ("batch.mini_batches=5", "batch.size=128 is not divisible by batch.mini_batches=5"),
+        ("batch.mini_batches=5", "batch.size=256 is not divisible by batch.mini_batches=5"),
         ("rollout.workers=64", "the run wants 68 CPUs, the cluster has 12"),
         ("sources.gcd.reward=no.where:f", "sources.gcd.reward=no.where:f: there is no module no.where"),
         ("sources.gcd.path=no.jsonl", "sources.gcd.path=no.jsonl: there is no such file"),

@@ -1,11 +1,10 @@
 """The process of one SGLang server: ``python -m knit.rollout.server_main <sglang flags>``.
 
-Runs SGLang's own server with its plugins. Three guarantees of ours around it:
+Runs SGLang's own server with its plugins. Our guarantees around it:
 
 - SIGTERM ends it and its children at once (SGLang would first drain open requests, for as long as they take).
-- Its children die with it from their first moment on; SGLang ties them to it only when their imports are done.
-- On the CPU build of torch, torchvision can be imported. The fix stands at module level because SGLang's
-  spawned children import this file again, as ``__mp_main__``.
+- Its children die with it from their first moment on: they import this file again, as ``__mp_main__``. SGLang ties
+  them to it only when their imports are done.
 - Whatever ends the server, its process tree is killed.
 """
 
@@ -30,21 +29,6 @@ def tie_to_parent() -> None:
 
 if __name__ == "__mp_main__":
     tie_to_parent()
-
-import torch  # noqa: E402 - takes seconds, in which a child must not be orphaned
-
-
-def define_vision_ops() -> None:
-    """Let torchvision be imported where its compiled ops cannot be loaded (they need libcudart)."""
-    if torch.version.cuda is not None or hasattr(torch.ops.torchvision, "nms"):
-        return
-    library = torch.library.Library("torchvision", "DEF")
-    for op in ("nms", "qnms"):
-        library.define(f"{op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    globals()["_vision_ops"] = library  # the definitions end with the object
-
-
-define_vision_ops()
 
 
 def end_now(signum: int | None = None, frame: FrameType | None = None) -> None:
