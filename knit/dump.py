@@ -7,6 +7,7 @@ payload, keyed ``<unit>|<field>``.
 from __future__ import annotations
 
 import dataclasses
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def _units(path: Path, chunk: Chunk) -> list[Unit]:
             for key in arrays.files:
                 unit, _, name = key.rpartition(SEPARATOR)
                 fields.setdefault(unit, {})[name] = arrays[key]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     segments = [s for t in chunk.trajectories for s in t.segments]
     missing = [s.unit for s in segments if s.unit not in fields]
