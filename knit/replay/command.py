@@ -22,7 +22,7 @@ FREE_SHARE = 0.04  # of a batch, that the quotas leave when a trace comes withou
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns what ``--json`` writes. Everything that can be wrong with the input is checked before the first replay."""
+    """Returns what ``--json`` writes. Whatever can be wrong with the input is checked before the first replay."""
     if args.figures is not None:
         from knit.replay import figures
 
@@ -84,8 +84,8 @@ def _recorded(args: argparse.Namespace, ratios: Mapping[str, float] | None) -> P
         scenario = _with_ratios(scenario, ratios or dict.fromkeys(names, share))
         scenario = scenario.with_settings({"group_size": recording.group_size or 1}, {})
     notes = (
-        f"Rollouts are those of {args.trace}, per source in their order, again from the first after the last one; their "
-        "durations are taken as they would be at constant speed.",
+        f"Rollouts are those of {args.trace}, per source in their order, again from the first after the last one; "
+        "their durations are taken as they would be at constant speed.",
         *recording.notes,
     )
     scenario = replace(scenario, shapes=None, seeds=1, slowdown=0.0, assumptions=notes)

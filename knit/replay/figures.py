@@ -75,15 +75,16 @@ def _admission_times(comparison: Comparison) -> Any:
     for plot, share in zip(axes[0], comparison.shares, strict=True):
         for row, result in enumerate(share.policies.values()):
             for number, at in enumerate(result.admissions):
-                plot.plot(100 * at, row, "o", color=f"C{number % 10}", label=None if row else f"mini-batch {number + 1}")
+                plot.plot(
+                    100 * at, row, "o", color=f"C{number % 10}", label=None if row else f"mini-batch {number + 1}"
+                )
         plot.axvline(100, color="grey", linewidth=0.8)
         plot.set_yticks(range(len(policies)), policies)
         plot.set_xlim(left=0)
         plot.set_xlabel("taken by the trainer (% of the rollout step)")
         plot.set_title(f"training {share.rho:.0%}", fontsize=10)
     axes[0][0].invert_yaxis()
-    if len(comparison.question.traces) and len(axes[0][0].get_legend_handles_labels()[1]) <= 10:
-        axes[0][0].legend(fontsize=7, loc="lower left")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=7, loc="outside right upper")
     return figure
 
 
@@ -100,7 +101,7 @@ def _composition(comparison: Comparison) -> Any:
         plot.set_title(name, fontsize=10)
         plot.set_xlabel("train batch")
     axes[0][0].set_ylabel("share of the train batch")
-    axes[0][-1].legend(fontsize=7)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=7, loc="outside right upper")
     return figure
 
 
@@ -116,7 +117,9 @@ def _source_bars(plot: Any, comparison: Comparison, result: Result) -> None:
         target = quota.minimum / size
         missed = [(x, share) for x, share in zip(at, shares, strict=True) if share < target - 1e-9]
         plot.plot([x for x, _ in missed], [share + 0.01 for _, share in missed], "x", color="black", markersize=5)
-        plot.axhline(target, color=f"C{number}" if len(set(quotas.values())) > 1 else "grey", linewidth=0.8, linestyle="--")
+        plot.axhline(
+            target, color=f"C{number}" if len(set(quotas.values())) > 1 else "grey", linewidth=0.8, linestyle="--"
+        )
 
 
 def _source_range(plot: Any, comparison: Comparison, result: Result) -> None:

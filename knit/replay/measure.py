@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
@@ -46,8 +47,8 @@ def measure(run: Run, warm_up: int) -> Measurement:
         unmet_quotas=sum(_unmet(batch, quotas) for batch in run.batches),
         token_staleness=staleness.mean(tokens),
         step_s=lasted_s / len(kept),
-        idle_train=1 - run.train_s * len(kept) / lasted_s if lasted_s else 0.0,
-        idle_rollout=1 - busy_slot_s / (run.engine_slots * lasted_s) if lasted_s else 0.0,
+        idle_train=max(0.0, 1 - run.train_s * len(kept) / lasted_s) if lasted_s else 0.0,
+        idle_rollout=max(0.0, 1 - busy_slot_s / (run.engine_slots * lasted_s)) if lasted_s else 0.0,
         composition={name: [batch.by_source[name] / size for batch in run.batches] for name in quotas},
         mix_skew=fmean(_skew(mix, quotas) for batch in kept for mix in batch.mini_batches),
         admissions=_admissions([before, *kept]),
@@ -70,7 +71,7 @@ def _skew(mix: Counter[str], quotas: Mapping[str, Quota]) -> float:
 
 def _admissions(batches: Sequence[BatchRecord]) -> tuple[float, ...]:
     shares = []
-    for before, batch in zip(batches, batches[1:], strict=False):
+    for before, batch in pairwise(batches):
         begin_s, end_s = before.complete_s or 0.0, batch.complete_s or 0.0
         if end_s > begin_s:
             shares.append([(at - begin_s) / (end_s - begin_s) for at in batch.admitted_s])

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         nargs="+",
         metavar="SHARE",
-        help="training time as share of the step time of rollout alone; the first is the main one (default: .67 .95, or as recorded)",
+        help="training time as share of the step time of rollout alone, the main one first (.67 .95, or as recorded)",
     )
     cluster.add_argument("--train-s", type=float, metavar="S", help="training time of a train batch, instead of --rho")
     cluster.add_argument("--launch", choices=["step", "continuous"], help="when new rollouts start")

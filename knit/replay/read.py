@@ -1,4 +1,4 @@
-"""Traces from files: simple JSONL, or the ``events.jsonl`` of a run. Wrong lines are ConfigErrors that give their number.
+"""Traces from files: simple JSONL, or the ``events.jsonl`` of a run. ConfigErrors give the number of a wrong line.
 
 A line of a simple trace is one rollout of its source, in launch order::
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -35,7 +35,7 @@ def read_recording(path: Path, sources: Sequence[str] | None = None) -> Recordin
     first = next(rows, None)
     if first is None:
         raise ConfigError(f"--trace {path}: the file is empty")
-    numbered = _chain(first, rows)
+    numbered = chain([first], rows)
     recording = read_events(path, numbered) if "event" in first[1] else _read_simple(path, numbered)
     for source, line in recording.lines.items():
         if sources is not None and source not in sources:
@@ -67,11 +67,6 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, row
 
 
-def _chain(first: tuple[int, dict[str, Any]], rest: Iterator[tuple[int, dict[str, Any]]]) -> Any:
-    yield first
-    yield from rest
-
-
 @dataclass(frozen=True, slots=True)
 class _Row:
     source: str
@@ -83,11 +78,12 @@ class _Row:
 
 
 def _read_simple(path: Path, rows: Iterator[tuple[int, dict[str, Any]]]) -> Recording:
-    read, lines = [], {}
-    for number, row in rows:
-        parsed = _row(f"{path}:{number}", row)
-        lines.setdefault(parsed.source, number)
-        read.append(parsed)
+    read: list[_Row] = []
+    lines: dict[str, int] = {}
+    for number, fields in rows:
+        row = _row(f"{path}:{number}", fields)
+        lines.setdefault(row.source, number)
+        read.append(row)
     per_second = MEAN_TOKENS / fmean(row.duration_s for row in read)
     rollouts: dict[str, list[Rollout]] = {}
     for row in read:

@@ -168,7 +168,7 @@ class Simulation:
             self.record.mini_batches.append(Counter())
         self.record.mini_batches[-1].update(meta.source for meta in chunk.trajectories)
         for meta in chunk.trajectories:
-            self.record.tokens += staleness.token_histogram(meta, chunk.train_version)
+            self.record.tokens.update(staleness.token_histogram(meta, chunk.train_version))
         if chunk.last_of_mini_batch:
             self.record.admitted_s.append(self.now_s)
 

@@ -25,6 +25,9 @@ def replay(*argv, capsys=None):
         return json.load(file)
 
 
+SHORT = ("--batches", "14", "--seeds", "1", "--rho", "0.67")
+
+
 def refused(capsys, *argv):
     assert main(["replay", *argv]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -42,23 +45,23 @@ def test_help_needs_only_the_light_packages():
 
 
 def test_the_paper_preset_orders_the_policies_as_the_paper_does(capsys):
-    found = replay("--preset", "paper", "--batches", "16", "--seeds", "1", "--rho", "0.67")["policies"]
+    found = replay("--preset", "paper", *SHORT)["policies"]
     architectural = {name: policy["staleness"]["architectural"] for name, policy in found.items()}
     assert architectural["progressive"] < architectural["linear"] < architectural["train_batch"]
     assert architectural["balanced"] < architectural["linear"]
     for name, policy in found.items():
         met = policy["unmet_quotas"] == 0
         assert met == (name not in ("on_completion", "no_guards")), name
-        assert policy["train_batches"] == 16
+        assert policy["train_batches"] == 14
     assert "progressive" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("preset", ["paper", "continuous"])
 def test_chunks_halve_the_architectural_staleness_and_cost_no_time(preset):
     whole, chunked = (
-        replay("--preset", preset, "--policy", "progressive", "--schedule", "0,0,.5,1", "--rho", "0.67", *more)[
-            "policies"
-        ]["progressive"]
+        replay("--preset", preset, "--policy", "progressive", "--schedule", "0,0,.5,1", *SHORT, *more)["policies"][
+            "progressive"
+        ]
         for more in ((), ("--chunks", "5"))
     )
     assert chunked["staleness"]["architectural"] <= whole["staleness"]["architectural"] / 2

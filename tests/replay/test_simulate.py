@@ -37,7 +37,7 @@ def measured(scenario, policy, trace, train_s, colocated=False):
 
 @pytest.mark.parametrize("launch", ["continuous", "step"])
 def test_training_as_long_as_generation_is_one_version_stale(launch):
-    """Pairs run 0-10, 10-20, 20-30; the first trains 10-20, so that what is sampled 10-20 is trained after its publish."""
+    """Pairs run 0-10, 10-20, 20-30; the first trains 10-20: what is sampled 10-20 is trained after its publish."""
     found = measured(tiny(launch=launch), "progressive", TEN, train_s=10.0)
     assert found.token_staleness == 1
     assert found.step_s == pytest.approx(10)
