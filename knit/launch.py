@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -61,14 +62,22 @@ class Crew:
         """The same call on every training rank, in rank order. Its end is theirs: collectives have deadlines."""
         return await fan_out(self.trainers, method, *args, timeout_s=None)
 
+    async def ask(self, name: str, method: str, *args: Any, timeout_s: float = CONTROL_S) -> Any:
+        """A call to a rollout worker; if it dies meanwhile, its replacement is asked."""
+        member = self.workers[name]
+        try:
+            return await member.call(method, *args, timeout_s=timeout_s)
+        except MemberDiedError as error:
+            return await (await self._replacement(member, error)).call(method, *args, timeout_s=timeout_s)
+
     async def sample(self, method: str, *args: Any, timeout_s: float = CONTROL_S) -> list[Any]:
         """The same call on every rollout worker."""
-        return await fan_out(list(self.workers.values()), method, *args, timeout_s=timeout_s)
+        return await self.sample_each(method, [args] * len(self.workers), timeout_s=timeout_s)
 
     async def sample_each(self, method: str, args: Sequence[tuple[Any, ...]], *, timeout_s: float) -> list[Any]:
         """A call to every rollout worker, each with its own arguments."""
-        pairs = zip(self.workers.values(), args, strict=True)
-        return list(await asyncio.gather(*(m.call(method, *a, timeout_s=timeout_s) for m, a in pairs)))
+        pairs = zip(self.workers, args, strict=True)
+        return list(await asyncio.gather(*(self.ask(n, method, *a, timeout_s=timeout_s) for n, a in pairs)))
 
     async def published(self) -> tuple[Path, int]:
         """Folder and version of the weights last published; the initial ones are version 0."""
@@ -127,6 +136,15 @@ class Crew:
         member = spawn(RolloutWorker, slot, name, self.resolved.logs_dir, *args, max_concurrency=1000)
         await member.call("start", self.engines.in_service, timeout_s=self.conf.cluster.start_timeout_s)
         self.workers[name] = member
+
+    async def _replacement(self, dead: Member, error: MemberDiedError) -> Member:
+        """Waits for ``keep_sampling`` to replace a worker; raises ``error`` when it does not in time."""
+        deadline = time.monotonic() + self.conf.cluster.start_timeout_s
+        while self.workers[dead.name] is dead:
+            if time.monotonic() > deadline:
+                raise error
+            await asyncio.sleep(0.2)
+        return self.workers[dead.name]
 
     async def _announce(self, engines: list[EngineAddress]) -> None:
         await self.sample("set_engines", engines)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from knit.cluster import Member
 from knit.launch import Crew
 from knit.meter import Metrics
 
 Logprobs = list[list[float]]
+WORKER = "worker0"
 
 
 class Probe:
@@ -29,12 +29,13 @@ class Probe:
     async def make(cls, crew: Crew, count: int, report: Callable[[int, Metrics], None]) -> Probe:
         """``report(step, metrics)`` is called once per comparison, by ``settle``."""
         timeout_s = crew.conf.rollout.trajectory_timeout_s
-        return cls(crew, await _worker(crew).call("make_probe", count, timeout_s=timeout_s), report)
+        return cls(crew, await crew.ask(WORKER, "make_probe", count, timeout_s=timeout_s), report)
 
     async def start(self, step: int) -> None:
         trainer = (await self._crew.train("logprobs", self._sequences))[0]
         timeout_s = self._crew.conf.engine.start_timeout_s * 2  # an engine may have to come back first
-        engine = asyncio.ensure_future(_worker(self._crew).call("probe", self._sequences, timeout_s=timeout_s))
+        engine = asyncio.ensure_future(self._crew.ask(WORKER, "probe", self._sequences, timeout_s=timeout_s))
+        engine.add_done_callback(lambda task: task.cancelled() or task.exception())  # a run that fails never settles
         self._pending = (step, trainer, engine)
 
     async def settle(self) -> None:
@@ -46,7 +47,3 @@ class Probe:
         differences = np.concatenate([np.abs(np.subtract(e[1:], t[1:])) for e, t in pairs])
         mean, largest = float(differences.mean()), float(differences.max())
         self._report(step, {"mismatch/probe": mean, "mismatch/probe_max": largest})
-
-
-def _worker(crew: Crew) -> Member:
-    return next(iter(crew.workers.values()))

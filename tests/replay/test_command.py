@@ -68,6 +68,15 @@ def test_chunks_halve_the_architectural_staleness_and_cost_no_time(preset):
     assert chunked["train_batches_per_hour"] >= 0.99 * whole["train_batches_per_hour"]
 
 
+def test_figures_are_drawn_for_few_sources_and_for_many(capsys):
+    short = ("--batches", "3", "--seeds", "1", "--rho", "0.67", "--policy", "progressive,linear")
+    many = tuple(word for k in range(9) for word in ("--ratio", f"s{k}=0.1"))
+    rows = [{"source": f"s{k % 9}", "duration": 5.0 + k % 4} for k in range(90)]
+    for name, more in (("few", ()), ("many", ("--trace", write("m.jsonl", *rows), *many))):
+        assert main(["replay", *short, *more, "--figures", name]) == 0, capsys.readouterr().err
+        assert len(list(Path(name).glob("*.png"))) == 4
+
+
 def test_the_json_has_the_documented_keys():
     found = replay("--preset", "paper", "--policy", "linear", "--batches", "4", "--seeds", "2")
     assert set(found["by_rho"]) == {"0.67", "0.95"}
