@@ -9,8 +9,8 @@ prompt group of source i is launched iff
     used < (η+1)·N               (a slot is free; the last group may stick out by less than one group).
 
 ``max_outstanding`` lowers the number of slots below (η+1)·N; the reservations stay. ``max_ahead`` bounds what is not
-admitted yet to what training needs next (the rest of the open batch, or the whole next one) plus that many: what is
-sampled earlier than it is needed only grows stale.
+admitted yet to what training needs next plus that many: what is sampled earlier than it is needed only grows stale.
+What it needs is the rest of the open batch and, once that is ready, the next batch.
 
 Slots come free on publish, drop or loss. With η = 0 it follows that after the final admission of a batch
 nothing is launched before the publish: each source holds its τ_i, and all hold N. No deadlock: when nothing is

@@ -109,8 +109,12 @@ class StreamingBuffer:
         """Whether what is not admitted yet covers what training needs next, and ``max_ahead`` trajectories more."""
         if self.rules.max_ahead is None:
             return False
-        admitted = self.batch.total if self.batch else 0
-        needed = self.rules.size if self.batch is None or self.batch.complete else self.rules.size - admitted
+        admitted, needed = 0, self.rules.size
+        if self.batch is not None:
+            admitted = self.batch.total
+            needed -= 0 if self.batch.complete else admitted
+            if not self.batch.complete and self.batch.whole(self.pool):
+                needed += self.rules.size  # rollout has done its part of this batch: on to the next one
         return sum(outstanding.values()) - admitted >= needed + self.rules.max_ahead
 
     def source_exhausted(self, source: str) -> None:

@@ -88,10 +88,9 @@ def test_rollout_is_no_further_ahead_than_training_needs_next():
     buffer.begin_batch(1)
     for ticket in tickets:
         accept(buffer, ticket)
-    assert buffer.admit() is not None
-    assert launch(buffer) == {}  # 8 still needed, 4 ahead: 12 are there
-    assert buffer.admit() is not None
-    assert sum(len(t) for t in launch(buffer).values()) == 12  # for the next batch, until the slots run out
+        if ticket is tickets[-6]:
+            assert launch(buffer) == {}  # 15 of 16 are ready, and all that may be ahead is in flight
+    assert sum(len(t) for t in launch(buffer).values()) == 12  # the next batch, though training has not begun
 
 
 def test_sources_without_a_ratio_share_what_the_ratios_leave():
