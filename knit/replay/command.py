@@ -130,6 +130,7 @@ def _with_options(args: argparse.Namespace, scenario: Scenario) -> Scenario:
         schedule=_schedule(args.schedule),
         selection=args.selection,
         max_staleness=args.max_staleness,
+        max_ahead=args.max_ahead,
     )
     if args.size is not None and args.size < 1:
         raise ConfigError(f"--size {args.size} is below 1")

@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     admission.add_argument("--ratio", action="append", metavar="SOURCE=SHARE", help="quota of a source; repeat it")
     admission.add_argument("--schedule", metavar="S", help="linear, relaxed, end, power:P or coefficients: 0,0,.5,1")
     admission.add_argument("--selection", metavar="NAME", help="oldest, fifo or longest")
+    admission.add_argument("--max-ahead", type=float, metavar="B", help="train batches beyond what training needs next")
     admission.add_argument("--max-staleness", type=int, metavar="N", help="bound on trajectory staleness")
 
     cluster = parser.add_argument_group("simulated cluster")

@@ -105,7 +105,8 @@ class Simulation:
         if groups < 1 or self._refused:
             return
         tickets = self.buffer.acquire(WORKER, groups)
-        self._refused = len(tickets) < groups
+        # With max_ahead an admission may let it grant again, too.
+        self._refused = len(tickets) < groups and self.rules.max_ahead is None
         for ticket in tickets:
             self.generation.submit(ticket, self.trace.group(ticket.source, ticket.prompt_index, ticket.size))
 
